@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import field
 from typing import Annotated, Any, TypeVar
@@ -20,6 +20,11 @@ REDUCED, PLACED, LOCAL, PART, PLAIN = "reduced", "placed", "local", "part", "pla
 NO_GRADIENT = ""
 # Its gradient has only zeros.
 ZERO_GRADIENT = "zero"
+
+
+def trains(gradients: Iterable[str | None]) -> bool:
+    """Whether all of these gradients are known and have other elements than zero."""
+    return {None, NO_GRADIENT, ZERO_GRADIENT}.isdisjoint(gradients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,10 @@ class LawCheck:
     #: Position -> the optimizer's copy of the parameter, in the parameter's dtype.
     copies: Mapping[int, str | None] = field(default_factory=dict)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(piece.name for piece in self.pieces)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
@@ -121,16 +130,6 @@ class ModelInputs:
     divided: int = 1
     #: The updates so far when its loader began to give batches; -1 if unknown.
     began: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class SameOrder:
-    """A DistributedSampler that shuffles gave the same order in two complete passes of training."""
-
-    line: str
-    epoch: int
-    sampler: str
-    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,15 +284,10 @@ class RankLaws:
 
     checks: tuple[LawCheck, ...] = ()
     inputs: tuple[ModelInputs, ...] = ()
-    same_order: tuple[SameOrder, ...] = ()
     norms: tuple[ClipNorm, ...] = ()
     declared: tuple[DeclaredTensor, ...] = ()
     models: tuple[ModelState, ...] = ()
     loads: tuple[Load, ...] = ()
-    #: Lines that loaded a file with the state of an optimizer.
-    optimizer_files: tuple[str, ...] = ()
-    #: Lines that loaded the state of an optimizer.
-    optimizer_loads: tuple[str, ...] = ()
     shards: Mapping[str, Shard] = field(default_factory=dict)
     cleared: tuple[Cleared, ...] = ()
     modes: tuple[Mode, ...] = ()
@@ -306,6 +300,19 @@ class RankLaws:
     #: The first step after each save.
     kept: tuple[LawCheck, ...] = ()
 
+    @property
+    def pieces(self) -> list[LawPiece]:
+        """Those of all checks."""
+        return [piece for check in self.checks for piece in check.pieces]
+
+    def values(self, key: str = "") -> dict[str, list[str | None]]:
+        """The fingerprints of each parameter over the checks, of one optimizer or of all."""
+        found: dict[str, list[str | None]] = {}
+        for check in (one for one in self.checks if key in ("", one.key)):
+            for piece, value in zip(check.pieces, check.params, strict=False):
+                found.setdefault(piece.name, []).append(value)
+        return found
+
     def of(self, kind: str, read: Callable[[Mapping[str, Any]], T]) -> tuple[T, ...]:
         """What ``read`` makes of each event of a kind that only one law knows, without events that
         it cannot read."""
@@ -314,3 +321,12 @@ class RankLaws:
             with suppress(*UNREADABLE):
                 found.append(read(event))
         return tuple(found)
+
+    def rows(self, kind: str, **fields: Callable[[Any], Any]) -> tuple[tuple[Any, ...], ...]:
+        """The fields of these names of each event of a kind, each as its function reads it."""
+        return self.of(kind, lambda event: tuple(read(event[n]) for n, read in fields.items()))
+
+
+def plain_names(names: Iterable[Any]) -> tuple[str, ...]:
+    """Names of parameters in an event, as users know them."""
+    return tuple(map(plain_name, names))

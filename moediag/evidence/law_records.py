@@ -20,7 +20,6 @@ from moediag.evidence.law_model import (
     ModelInputs,
     ModelState,
     RankLaws,
-    SameOrder,
     Shard,
 )
 from moediag.protocol import build, laws_file, older_laws_file, parse_json, read_stored
@@ -50,11 +49,11 @@ def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]
 
 # Events that have the fields of a record, and the field of RankLaws where they go.
 _PLAIN: dict[str, tuple[str, Any]] = {
-    "inputs": ("inputs", ModelInputs), "same_order": ("same_order", SameOrder),
-    "mode": ("modes", Mode), "mode_change": ("mode_changes", ModeChange), "load": ("loads", Load),
+    "inputs": ("inputs", ModelInputs), "mode": ("modes", Mode),
+    "mode_change": ("mode_changes", ModeChange), "load": ("loads", Load),
 }  # fmt: skip
 # A newer segment of the log repeats these.
-_REPEATED = ("same_order", "loads", "optimizer_files", "optimizer_loads", "mode_changes")
+_REPEATED = ("loads", "mode_changes")
 
 
 class _Reader:
@@ -93,8 +92,6 @@ class _Reader:
         elif kind in _PLAIN:
             field, record = _PLAIN[kind]
             self.add(field, build(record, event))
-        elif kind in ("optimizer_file", "optimizer_load"):
-            self.add(f"{kind}s", str(event["line"]))
         else:  # of a law that reads its events itself, or of a later version
             self.others.setdefault(kind, []).append(event)
 
@@ -107,25 +104,13 @@ class _Reader:
 
     def pieces(self, event: Mapping[str, Any]) -> None:
         sets = [tuple(int(r) for r in ranks) for ranks in event["sets"]]
-        rows = zip(
-            event["names"],
-            event["parts"],
-            event["hows"],
-            event["in_set"],
-            event["in_group"],
-            map(_shape, event.get("shapes") or [""] * len(event["names"])),
-            strict=True,
+        columns = [event[name] for name in ("names", "parts", "hows", "in_set", "in_group")]
+        shapes = map(_shape, event.get("shapes") or [""] * len(columns[0]))
+        pieces = tuple(
+            LawPiece(plain_name(name), str(part), str(how), sets[at], int(group), int(at), shape)
+            for name, part, how, at, group, shape in zip(*columns, shapes, strict=True)
         )
-        self.layouts[int(event["id"])] = (
-            str(event["key"]),
-            str(event["optimizer"]),
-            tuple(
-                LawPiece(
-                    plain_name(name), str(part), str(how), sets[at], int(group), int(at), shape
-                )
-                for name, part, how, at, group, shape in rows
-            ),
-        )
+        self.layouts[int(event["id"])] = str(event["key"]), str(event["optimizer"]), pieces
 
     def check(self, event: Mapping[str, Any]) -> None:
         key, optimizer, pieces = self.layouts[int(event["pieces"])]

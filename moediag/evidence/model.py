@@ -534,3 +534,8 @@ class Evidence:
         if not any("nccl" in backend for backend in (self.backend, *backends)):
             return ""
         return next((v for s in self.ranks.values() if (v := s.versions.get("nccl"))), "")
+
+
+def recorded(evidence: Evidence) -> dict[int, RankLaws]:
+    """What each rank recorded for the laws, of those that did."""
+    return {r: seen.laws for r, seen in sorted(evidence.ranks.items()) if seen.laws is not None}

@@ -34,6 +34,16 @@ def listed(names: Iterable[str], few: int = 3) -> str:
     return ", ".join(patterns[:few]) + (f" and {more} more" if more > 0 else "")
 
 
+def counted(names: Collection[str], noun: str = "parameter") -> str:
+    """``2 parameters (layers.{0,1}.bias)``: how many, and the first patterns."""
+    return f"{plural(len(names), noun)} ({listed(names)})"
+
+
+def few(numbers: Iterable[int]) -> str:
+    """``1, 2, 3``: the first few numbers of steps."""
+    return ", ".join(map(str, [*numbers][:6]))
+
+
 def at_line(line: str) -> str:
     """``train.py:9`` -> `` at train.py:9``; "" without a line."""
     return f" at {line}" if line else ""
@@ -121,6 +131,11 @@ def each_does(told: Mapping[int, str]) -> list[str]:
 def on_each(values: Mapping[int, object]) -> list[str]:
     """``8 on rank 0``, ``4 on ranks 1, 2``: each value with its ranks."""
     return [f"{value} on {ranks(who)}" for value, who in by_value(values).items()]
+
+
+def few_on_each(values: Mapping[int, object], form: str = "") -> str:
+    """``8 on rank 0, 8 on rank 1``: the values of the first ranks, as ``form`` formats them."""
+    return ", ".join(f"{format(value, form)} on rank {r}" for r, value in [*values.items()][:4])
 
 
 def capital(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from moediag.diagnosis.numbers.law_breaches import Breach
 from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, STATE, Split
 from moediag.evidence.law_model import PART, PLACED
-from moediag.result.wording import at_line, listed, plural, ranks
+from moediag.result.wording import agreeing, at_line, counted, listed, ranks
 
 
 def of_breach(b: Breach) -> str:
@@ -21,9 +21,8 @@ def of_breach(b: Breach) -> str:
         return (
             f"In step {b.step} {hyper(b.reason)}{at} differs between {kept}: {_values(b.reason)}."
         )
-    noun = plural(len(b.parameters.names), "parameter")
     one = len(b.parameters.names) == 1
-    what = f"{noun} ({listed(b.parameters.names)}) {'differs' if one else 'differ'}"
+    what = f"{counted(b.parameters.names)} {agreeing('differs', b.parameters.names)}"
     who = _sides(b.parameters)
     if b.initial:
         kept = {

@@ -9,7 +9,7 @@ from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, record
 from moediag.evidence.law_model import Cleared
 from moediag.evidence.model import Evidence
 from moediag.result import Verdict
-from moediag.result.wording import at_line, listed, ranks
+from moediag.result.wording import at_line, few, listed, ranks
 
 _ENOUGH = 2  # checked steps
 
@@ -22,7 +22,7 @@ def gradients_kept(facts: Facts) -> Findings:
         who = [rank for rank, records in by_rank.items() if _never(records)]
         records = by_rank[who[0]] if who else next(iter(by_rank.values()))
         kept = sorted({one.step for one in records if one.kept})
-        told = f"({', '.join(map(str, kept[:6]))}) nothing cleared the gradients of {listed(names)}"
+        told = f"({few(kept)}) nothing cleared the gradients of {listed(names)}"
         told += f" before {optimizer}.step(){at_line(records[0].line)} was called again"
         if who and not any(one.kept for r, of in by_rank.items() if r not in who for one in of):
             where = "After" if len(who) == len(by_rank) else f"On {ranks(who)}, after"
@@ -51,9 +51,9 @@ def gradients_used_twice(facts: Facts) -> Findings:
             continue
         line = next(one.line for of in by_rank.values() for one in of if one.again)
         yield Suspicious(
-            f"After checked steps ({', '.join(map(str, steps[0][:6]))}) "
-            f"{optimizer}.step(){at_line(line)} was called again before any backward: two updates "
-            f"used the same gradient of {listed(names)}. Call step() once for each backward.",
+            f"After checked steps ({few(steps[0])}) {optimizer}.step(){at_line(line)} was called "
+            "again before any backward: two updates used the same gradient of "
+            f"{listed(names)}. Call step() once for each backward.",
             names,
         )
 
@@ -70,7 +70,7 @@ def gradients_mixed(facts: Facts) -> Findings:
         if len(steps) < _ENOUGH or not mixed or any(one.kept for one in records):
             continue
         yield Suspicious(
-            f"After the checked steps ({', '.join(map(str, steps[:6]))}) the next "
+            f"After the checked steps ({few(steps)}) the next "
             f"{optimizer}.step(){at_line(records[0].line)} used gradients of {listed(names)} from "
             "two backwards, between which another optimizer stepped and nothing cleared them: its "
             "update has a part of the other optimizer's loss. Call zero_grad() of this optimizer "

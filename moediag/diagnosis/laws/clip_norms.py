@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,11 +12,7 @@ from moediag.diagnosis.laws.large_calls import elements
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import checks_of
-from moediag.diagnosis.numbers.reduced_gradients import (
-    REDUCTIONS,
-    OwnGradients,
-    own_gradients,
-)
+from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS, own_gradients
 from moediag.evidence.law_model import (
     NO_GRADIENT,
     PART,
@@ -28,7 +24,7 @@ from moediag.evidence.law_model import (
 )
 from moediag.evidence.model import Evidence
 from moediag.result import Verdict
-from moediag.result.wording import at_line, listed, plural
+from moediag.result.wording import agreeing, at_line, counted, few, few_on_each
 
 _ENOUGH = 2  # checked steps
 _ROUNDING = 1e-3  # of a factor or norm
@@ -41,14 +37,12 @@ _EXACT = 1e-5  # of norms of equal tensors that were scaled
 def local_norms(facts: Facts) -> Findings:
     """Ranks of a watched job clipped FSDP1 shards of the same gradients by different norms, or
     multiplied those of FSDP2 by different numbers."""
-    shards: dict[str, tuple[int, ...]] = {}
+    laws = facts.of(recorded)
+    parts = [p for own in laws.values() for p in own.pieces if p.part.startswith("shard ")]
+    shards = {piece.name: piece.ranks for piece in reversed(parts) if piece.how == PART}
     calls: dict[tuple[int, tuple[str, ...], int], dict[int, ClipNorm]] = defaultdict(dict)
-    for rank, own in facts.of(recorded).items():
-        for check in own.checks:
-            for piece in check.pieces:
-                if piece.how == PART and piece.part.startswith("shard "):
-                    shards.setdefault(piece.name, piece.ranks)
-        times: dict[tuple[int, tuple[str, ...]], int] = defaultdict(int)
+    for rank, own in laws.items():
+        times: Counter[tuple[int, tuple[str, ...]]] = Counter()
         for norm in own.norms:
             place = norm.step, norm.names
             calls[norm.step, norm.names, times[place]][rank] = norm
@@ -56,57 +50,45 @@ def local_norms(facts: Facts) -> Findings:
     for (step, names, _), norms in sorted(calls.items(), key=lambda one: one[0][0]):
         for ranks in {shards[name] for name in names if name in shards}:
             if set(ranks) <= norms.keys() and len({norms[r].factor for r in ranks}) > 1:
-                yield _of_shards(step, {rank: norms[rank] for rank in ranks})
+                yield Broken(
+                    f"{_on_each(step, {rank: norms[rank] for rank in ranks})}: it computed the "
+                    "norm of each rank's own shard, so the shards of one gradient were scaled by "
+                    "different factors.",
+                    pattern="local norms",
+                    next_step="Call clip_grad_norm_ of the FSDP module: it sums over all shards.",
+                    lasting=True,
+                )
     yield from _rescaled(facts)
-    yield from _of_own_parts(facts)
 
 
-def _of_own_parts(facts: Facts) -> Findings:
-    """Whether each rank clipped the part of a model that its own optimizer has, by the norm of that
-    part. Stages of a pipeline often do."""
-    laws, found = facts.of(recorded), dict[int, dict[int, ClipNorm]]()
-    held = [{p.name for c in own.checks for p in c.pieces} for own in laws.values()]
-    for step in {norm.step for own in laws.values() for norm in own.norms}:
-        calls = {rank: [n for n in own.norms if n.step == step] for rank, own in laws.items()}
-        if len(laws) < 2 or any(len(of) != 1 for of in calls.values()):
-            continue
-        norms = {rank: of[0] for rank, of in calls.items()}
-        names = [{*one.names} for one in norms.values()]
-        every = set.union(*names)
-        parts = sum(map(len, names)) == len(every) and all(every <= own for own in held)
-        factors = [one.factor for one in norms.values()]
-        if parts and min(factors) < 1 and agreement.apart(factors, _APART):
-            found[step] = norms
-    if len(found) >= _ENOUGH:
-        step = min(found)
-        first = next(iter(found[step].values()))
-        told = ", ".join(f"{one.norm:.6g} on rank {r}" for r, one in list(found[step].items())[:4])
-        yield Suspicious(
-            f"In step {step} clip_grad_norm_{at_line(first.line)} returned a different norm on "
-            f"each rank ({told}), each that of the rank's own part of one model: parts of one "
-            "gradient are scaled by different factors. Add up the squared norms over the ranks.",
-        )
+def _on_each(step: int, norms: Mapping[int, ClipNorm]) -> str:
+    """The beginning of a sentence about norms that differ."""
+    told = few_on_each({rank: one.norm for rank, one in norms.items()}, ".6g")
+    line = next(iter(norms.values())).line
+    return (
+        f"In step {step} clip_grad_norm_{at_line(line)} returned a different norm on each rank "
+        f"({told})"
+    )
 
 
 def _rescaled(facts: Facts) -> Findings:
     """Whether ranks multiplied the reduced gradients of FSDP2's shards by different numbers."""
-    factors: dict[tuple[int, ...], dict[int, dict[int, float]]] = defaultdict(dict)
+    factors: dict[tuple[int, ...], dict[int, list[tuple[int, float]]]] = defaultdict(dict)
     for rank, own in facts.of(recorded).items():
         for step, ranks, factor in own.of("rescaled", _factor):
             if factor:
-                factors[ranks].setdefault(step, {})[rank] = factor
-    for ranks, steps in factors.items():
-        rows = {step: of for step, of in steps.items() if of.keys() == set(ranks)}
+                factors[ranks].setdefault(rank, []).append((step, factor))
+    for ranks, of_ranks in factors.items():
+        rows = agreement.together(of_ranks) if of_ranks.keys() == set(ranks) else {}
         apart = [s for s, of in rows.items() if max(of.values()) > (1 + _APART) * min(of.values())]
         if len(apart) >= _ENOUGH:
-            first = list(rows[apart[0]].items())[:4]
-            told = ", ".join(f"{factor:.4g} on rank {rank}" for rank, factor in first)
             yield Suspicious(
-                f"In steps {', '.join(map(str, apart[:6]))} each rank multiplied the gradients of "
-                f"its shards by a number of its own between the last backward and the update "
-                f"({told} in step {apart[0]}), as a rank does that clips by the "
-                "norm of its own shards: parts of one gradient are scaled by different factors. "
-                "Add up the squared norms over the ranks, or use clip_grad_norm_ of torch."
+                f"In steps {few(apart)} each rank multiplied the gradients of its shards by a "
+                "number of its own between the last backward and the update "
+                f"({few_on_each(rows[apart[0]], '.4g')} in step {apart[0]}), as a rank does that "
+                "clips by the norm of its own shards: parts of one gradient are scaled by "
+                "different factors. Add up the squared norms over the ranks, or use "
+                "clip_grad_norm_ of torch."
             )
             return
 
@@ -118,19 +100,6 @@ def _factor(event: Mapping[str, Any]) -> tuple[int, tuple[int, ...], float]:
     found = [float(used) / float(made) for made, used in pairs if made]
     alike = len(found) > 1 and max(found) <= (1 + _ROUNDING) * min(found)
     return int(event["step"]), tuple(event["ranks"]), found[0] if alike else 0.0
-
-
-def _of_shards(step: int, norms: dict[int, ClipNorm]) -> Broken:
-    first = next(iter(norms.values()))
-    told = ", ".join(f"{one.norm:.6g} on rank {rank}" for rank, one in list(norms.items())[:4])
-    return Broken(
-        f"In step {step} clip_grad_norm_{at_line(first.line)} returned a different norm on each "
-        f"rank ({told}): it computed the norm of each rank's own shard, so the shards of one "
-        "gradient were scaled by different factors.",
-        pattern="local norms",
-        next_step="Call clip_grad_norm_ of the FSDP module: it sums over all shards.",
-        lasting=True,
-    )
 
 
 @law(Verdict.WRONG_GRADIENTS)
@@ -172,7 +141,7 @@ def clipped_before_backward(facts: Facts) -> Findings:
     used them, say), and not again before the next update."""
     yield from _never_clipped(facts)
     for own in facts.of(recorded).values():
-        rows = own.of("unclipped", lambda event: (str(event["line"]), int(event["step"])))
+        rows = own.rows("unclipped", line=str, step=int)
         for line in dict.fromkeys(line for line, _ in rows):
             steps = {step for at, step in rows if at == line}
             calls = [one for one in own.norms if one.line == line]
@@ -182,7 +151,7 @@ def clipped_before_backward(facts: Facts) -> Findings:
                 continue
             none = not any(last[step].norm for step in steps & last.keys())
             yield Suspicious(
-                f"In steps {', '.join(map(str, sorted(steps)[:6]))} clip_grad_norm_{at_line(line)} "
+                f"In steps {few(sorted(steps))} clip_grad_norm_{at_line(line)} "
                 f"{'found no gradients' if none else 'clipped gradients'}, then a backward added "
                 "to all of them, and the next update used them as they were: what that backward "
                 "computed is not clipped. Call it between the last backward and step().",
@@ -194,15 +163,11 @@ def clipped_before_backward(facts: Facts) -> Findings:
 def _never_clipped(facts: Facts) -> Findings:
     """Whether a call found no gradients in all checked steps, though its parameters train."""
     for own in facts.of(recorded).values():
-        values: dict[str, set[str | None]] = defaultdict(set)
-        for check in own.checks:
-            for piece, value in zip(check.pieces, check.params, strict=False):
-                values[piece.name].add(value)
-        late = own.of("unclipped", lambda event: str(event["line"]))
+        values, late = own.values(), {line for (line,) in own.rows("unclipped", line=str)}
         for line in dict.fromkeys(one.line for one in own.norms if one.line not in late):
             calls = [one for one in own.norms if one.line == line]
             none = len({one.step for one in calls}) > _ENOUGH and not any(c.norm for c in calls)
-            if none and any(len(values[name]) > _ENOUGH for name in calls[0].names):
+            if none and any(len({*values.get(n, ())}) > _ENOUGH for n in calls[0].names):
                 yield Suspicious(
                     f"clip_grad_norm_{at_line(line)} found no gradients in all checked steps, "
                     "though the parameters train: the engine or wrapper may keep their gradients "
@@ -230,16 +195,13 @@ def clipped_before_reduction(facts: Facts) -> Findings:
                 found.setdefault(step, norms)
                 inside = inside or within
     if len(found) >= _ENOUGH:
-        step, norms = next(iter(found.items()))
-        first = next(iter(norms.values()))
-        told = ", ".join(f"{one.norm:.6g} on rank {rank}" for rank, one in list(norms.items())[:4])
         when = "when the optimizer stepped the same gradients were equal on all ranks"
         if inside:
             when = "the optimizer reduces gradients inside its step()"
         yield Suspicious(
-            f"In step {step} clip_grad_norm_{at_line(first.line)} returned a different norm on "
-            f"each rank ({told}), and {when}: each rank clipped its own gradients, and they were "
-            "reduced afterwards. Reduce the gradients first, then clip them."
+            f"{_on_each(*next(iter(found.items())))}, and {when}: each rank clipped its own "
+            "gradients, and they were reduced afterwards. Reduce the gradients first, then clip "
+            "them."
         )
 
 
@@ -266,9 +228,9 @@ def norm_incomplete(facts: Facts) -> Findings:
         step, (owned, parts, one) = next(iter(found.items()))
         yield Broken(
             f"In step {step} DeepSpeed{at_line(one.line)} clipped by the norm {one.norm:.6g}, and "
-            f"the norm of all gradients is {owned:.6g}: {plural(len(parts), 'parameter')} "
-            f"({listed(parts)}) {'has' if len(parts) == 1 else 'have'} different gradients on "
-            "other ranks, and each rank's norm includes only its own.",
+            f"the norm of all gradients is {owned:.6g}: {counted(parts)} "
+            f"{agreeing('has', parts)} different gradients on other ranks, and each rank's norm "
+            "includes only its own.",
             pattern="norm incomplete",
             next_step="Set `gradient_clipping` to 0 and clip in the program, by a norm that adds "
             "up the squared norms of these parameters over the ranks (DeepSpeed issue 8475).",
@@ -309,11 +271,10 @@ def norms_told(facts: Facts, names: Sequence[str]) -> str:
     differ between ranks in the first step that was recorded; else ""."""
     laws = facts.of(recorded)
     for step, ranks in facts.of(own_gradients).items():
-        norms = {
-            rank: next((n for n in laws[rank].norms if n.step == step), None) for rank in ranks
-        }
-        factors = [one.factor for one in norms.values() if one is not None]
-        used = [[of.used[name] for of in ranks.values()] for name in names if _in(name, ranks)]
+        norms = {rank: n for rank in ranks for n in reversed(laws[rank].norms) if n.step == step}
+        factors = [one.factor for one in norms.values()]
+        shared = (name for name in names if all(name in of.used for of in ranks.values()))
+        used = [[of.used[name] for of in ranks.values()] for name in shared]
         if len(factors) < len(ranks) or not used or not agreement.apart(factors, _EXACT):
             return ""
         whole = (
@@ -321,18 +282,12 @@ def norms_told(facts: Facts, names: Sequence[str]) -> str:
         )
         if any(agreement.apart(row, _EXACT) for row in whole):
             return ""
-        told = ", ".join(f"{one.norm:.6g} on rank {r}" for r, one in norms.items() if one)
-        first = next(one for one in norms.values() if one)
         return (
-            f"In step {step} clip_grad_norm_{at_line(first.line)} returned a different norm on "
-            f"each rank ({told}), and before it these gradients were equal: each rank took the "
-            "norm of its own part of the model. Add up the squares over the ranks that hold parts."
+            f"{_on_each(step, norms)}, and before it these gradients were equal: each rank took "
+            "the norm of its own part of the model. Add up the squares over the ranks that hold "
+            "parts."
         )
     return ""
-
-
-def _in(name: str, ranks: Mapping[int, OwnGradients]) -> bool:
-    return all(name in of.used for of in ranks.values())
 
 
 def _all_equal(

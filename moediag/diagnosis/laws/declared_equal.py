@@ -12,7 +12,7 @@ from moediag.evidence.law_model import DeclaredTensor
 from moediag.evidence.model import Evidence
 from moediag.protocol.tolerance import LARGE
 from moediag.result import Verdict
-from moediag.result.wording import at_line, ranks
+from moediag.result.wording import at_line, few, ranks
 
 _ENOUGH = 2  # steps
 
@@ -84,16 +84,14 @@ def _declared(evidence: Evidence) -> Iterator[tuple[tuple[int, ...], Mapping[int
     for rank, own in recorded(evidence).items():
         for one in own.declared:
             if not one.data and rank in one.ranks:
-                steps = found.setdefault(one.ranks, {})
-                steps.setdefault(one.step, {}).setdefault(rank, []).append(one)
-    for who, steps in found.items():
+                steps = found.setdefault(one.ranks, {}).setdefault(rank, defaultdict(list))
+                steps[one.step].append(one)
+    for who, of in found.items():
+        every = agreement.together({rank: steps.items() for rank, steps in of.items()})
+        rows = {s: [by_rank[r] for r in who] for s, by_rank in every.items() if {*of} == {*who}}
         yield (
             who,
-            {
-                step: list(zip(*(by_rank[rank] for rank in who), strict=True))
-                for step, by_rank in sorted(steps.items())
-                if set(by_rank) == set(who) and _alike(list(by_rank.values()))
-            },
+            {s: [*zip(*of_rank, strict=True)] for s, of_rank in rows.items() if _alike(of_rank)},
         )
 
 
@@ -106,7 +104,7 @@ def _sentence(
     first: DeclaredTensor, who: tuple[int, ...], steps: list[int], what: str, much: str = ""
 ) -> str:
     return (
-        f"In all compared steps ({', '.join(map(str, steps[:6]))}) {what} "
+        f"In all compared steps ({few(steps)}) {what} "
         f"({first.shape}){at_line(first.line)} differs between {ranks(who)}{much}, though the "
         f"program declares it to be the same on all ranks of {', '.join(first.axes)} "
         "(DTensor.from_local with Replicate)."

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import exchanges
+from moediag.diagnosis.laws.large_calls import elements, exchanges
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.laws.parameters_apart import wraps_a_part
 from moediag.diagnosis.numbers.law_splits import checks_of
@@ -19,11 +18,11 @@ from moediag.diagnosis.numbers.reduced_gradients import (
     own_gradients,
     reductions,
 )
-from moediag.evidence.law_model import NO_GRADIENT, PLAIN, REDUCED, ZERO_GRADIENT
+from moediag.evidence.law_model import PLAIN, REDUCED, trains
 from moediag.evidence.model import Evidence
 from moediag.protocol.names import is_router, plain_name
 from moediag.result import Verdict
-from moediag.result.wording import listed, plural
+from moediag.result.wording import at_line, counted, few, listed, plural
 
 _ENOUGH = 3  # steps
 _FEW = 3  # matrices
@@ -38,10 +37,9 @@ def gradients_stale(facts: Facts) -> Findings:
     found = [name for name in sorted(names) if _stale(name, steps, factors)]
     if found and len(factors) >= _ENOUGH:
         text = (
-            f"In all checked steps the update used gradients of {plural(len(found), 'parameter')} "
-            f"({listed(found)}) that the backward of the step before had made, or that had not "
-            "changed since the first step; those of the other parameters were reduced after their "
-            "own backward."
+            f"In all checked steps the update used gradients of {counted(found)} that the "
+            "backward of the step before had made, or that had not changed since the first step; "
+            "those of the other parameters were reduced after their own backward."
         )
         every = [one for ranks in steps.values() for one in ranks.values()]
         if all(len({one.used[name] for one in every if name in one.used}) > 1 for name in found):
@@ -60,23 +58,39 @@ def gradients_stale(facts: Facts) -> Findings:
 def reduced_again(facts: Facts) -> Findings:
     """A job whose wrapper averages the gradients also adds up tensors of their sizes itself, in
     every step."""
-    found = facts.of(_added_again)
-    if found is not None:
-        steps, many, line = found
-        yield Suspicious(
-            f"In steps {', '.join(map(str, steps[:6]))} the program adds up tensors of the sizes "
-            f"of {plural(many, 'parameter')} over all ranks{f' at {line}' if line else ''}, though "
-            "DistributedDataParallel averages their gradients: these are added up twice, and "
-            "multiplied by the number of ranks if nothing divides them."
-        )
+    every = (piece for own in facts.of(recorded).values() for piece in own.pieces)
+    pieces = {(piece.name, piece.how, piece.ranks, piece.shape) for piece in every}
+    world = tuple(sorted(facts.evidence.ranks))
+    if not pieces or any(how != REDUCED or ranks != world for _, how, ranks, _ in pieces):
+        return
+    sizes = Counter(elements(shape) for _, _, _, shape in pieces if "x" in shape)
+    of: dict[tuple[int, int, str], Counter[int]] = defaultdict(Counter)
+    for rank, seen in facts.evidence.ranks.items():
+        for call in seen.collectives:
+            mine = call.phase == "other" and call.op == "all_reduce" and "float" in call.dtype
+            if mine and call.step > 1 and call.numel_in in sizes:
+                of[rank, call.step, call.site][call.numel_in] += 1
+    whole = {place for place, counts in of.items() if not sizes - counts}
+    for site in dict.fromkeys(site for _, _, site in whole):
+        steps = [{s for r, s, at in whole if r == rank and at == site} for rank in world]
+        common = sorted(set.intersection(*steps))
+        if len(common) >= _ENOUGH and sizes.total() >= _FEW:
+            yield Suspicious(
+                f"In steps {few(common)} the program adds up tensors of the sizes of "
+                f"{plural(sizes.total(), 'parameter')} over all ranks{at_line(site)}, though "
+                "DistributedDataParallel averages their gradients: these are added up twice, and "
+                "multiplied by the number of ranks if nothing divides them."
+            )
+            return
 
 
 @law(suspects=True)
 def divisors_apart(facts: Facts) -> Findings:
     """The program chose by what FSDP2 divides the gradients of some units of a model, and those of
     others are divided by another number."""
-    rows = [one for own in facts.of(recorded).values() for one in own.of("divisors", _divisors)]
-    for units in rows[:1]:
+    every = facts.of(recorded).values()
+    rows = [one for own in every for one in own.rows("divisors", units=_divisors)]
+    for (units,) in rows[:1]:
         of: dict[float, list[str]] = defaultdict(list)
         for name, divisor, _ in units:
             of[divisor].append(name)
@@ -90,35 +104,8 @@ def divisors_apart(facts: Facts) -> Findings:
             )
 
 
-def _divisors(event: Mapping[str, Any]) -> list[tuple[str, float, bool]]:
-    return [(plain_name(name), float(by), bool(chosen)) for name, by, chosen in event["units"]]
-
-
-def _added_again(evidence: Evidence) -> tuple[list[int], int, str] | None:
-    """The steps, the matrices of the model, and the line."""
-    pieces = {
-        (piece.name, piece.how, piece.ranks, piece.shape)
-        for own in recorded(evidence).values()
-        for check in own.checks
-        for piece in check.pieces
-    }
-    world = tuple(sorted(evidence.ranks))
-    if not pieces or any(how != REDUCED or ranks != world for _, how, ranks, _ in pieces):
-        return None
-    sizes = Counter(math.prod(map(int, s.split("x"))) for _, _, _, s in pieces if "x" in s)
-    of: dict[tuple[int, int, str], Counter[int]] = defaultdict(Counter)
-    for rank, seen in evidence.ranks.items():
-        for call in seen.collectives:
-            mine = call.phase == "other" and call.op == "all_reduce" and "float" in call.dtype
-            if mine and call.step > 1 and call.numel_in in sizes:
-                of[rank, call.step, call.site][call.numel_in] += 1
-    whole = {place for place, counts in of.items() if not sizes - counts}
-    for site in dict.fromkeys(site for _, _, site in whole):
-        steps = [{s for r, s, at in whole if r == rank and at == site} for rank in world]
-        common = sorted(set.intersection(*steps))
-        if len(common) >= _ENOUGH and sizes.total() >= _FEW:
-            return common, sizes.total(), site
-    return None
+def _divisors(units: Iterable[Any]) -> list[tuple[str, float, bool]]:
+    return [(plain_name(name), float(by), bool(chosen)) for name, by, chosen in units]
 
 
 @law(suspects=True)
@@ -149,8 +136,7 @@ def parameters_averaged(facts: Facts) -> Findings:
 
 def _apart(gradients: Sequence[str | None]) -> bool:
     """Whether each rank has a gradient of its own."""
-    known = {None, NO_GRADIENT, ZERO_GRADIENT}.isdisjoint(gradients)
-    return known and len({*gradients}) == len(gradients)
+    return trains(gradients) and len({*gradients}) == len(gradients)
 
 
 @law(suspects=True)
@@ -181,7 +167,8 @@ def starts_apart(facts: Facts) -> Findings:
                     grads[piece.name].append({check.grads[at] for check in by_rank.values()})
     sends = facts.of(exchanges)
     if sends:
-        reduced |= {name for name, of in grads.items() if len(of) >= _ENOUGH and all(map(_one, of))}
+        one = {n for n, of in grads.items() if all(len(row) == 1 and trains(row) for row in of)}
+        reduced |= {name for name in one if len(grads[name]) >= _ENOUGH}
     began = {n: rows for (_, n), rows in found.items() if rows and len(rows[0] - {None}) > 1}
     apart, why = tuple(filter(reduced.__contains__, began)), "their gradients are added up"
     what = "compute gradients of different models. Broadcast the parameters from one rank first"
@@ -203,8 +190,8 @@ def starts_apart(facts: Facts) -> Findings:
         )
     if apart:
         yield Suspicious(
-            f"{plural(len(apart), 'parameter')} ({listed(apart)}) began with different values on "
-            f"each rank, though {why}: the ranks {what}.",
+            f"{counted(apart)} began with different values on each rank, though {why}: the ranks "
+            f"{what}.",
             apart,
         )
 
@@ -213,24 +200,19 @@ def _other_experts(evidence: Evidence) -> dict[int, list[str]]:
     """By rank, experts that a wrapper averages over all ranks, and that are called the same but
     for their numbers; empty if all ranks have the same ones."""
     world = tuple(sorted(evidence.ranks))
-    pieces = {
-        rank: [piece for check in own.checks for piece in check.pieces]  # and of whole models
-        for rank, own in recorded(evidence).items()
-    }
     averaged = {
-        rank: {p.name for p in of if p.how == REDUCED and p.ranks == world and "expert" in p.name}
-        for rank, of in pieces.items()
+        rank: {
+            p.name  # also of whole models
+            for p in own.pieces
+            if p.how == REDUCED and p.ranks == world and "expert" in p.name
+        }
+        for rank, own in recorded(evidence).items()
     }
     common = set.intersection(*averaged.values()) if averaged else set()
     own = {rank: sorted(names - common) for rank, names in averaged.items()}
     kinds = {tuple(sorted(re.sub(r"\d+", "", name) for name in names)) for names in own.values()}
     many = len(own) == evidence.world_size > 1 and all(own.values())
     return own if many and len(kinds) == 1 else {}
-
-
-def _one(gradients: set[str | None]) -> bool:
-    """Whether all ranks use the same gradient."""
-    return len(gradients) == 1 and gradients.isdisjoint((None, NO_GRADIENT, ZERO_GRADIENT))
 
 
 def _equal_later(rows: list[set[str | None]]) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from itertools import islice
+from collections.abc import Iterator
 
 from moediag.diagnosis.schedules.align import lost_prefix
-from moediag.evidence.law_model import PLAIN, LawCheck
-from moediag.evidence.model import Collective, Evidence, RankEvidence
+from moediag.evidence.law_model import PLAIN
+from moediag.evidence.model import Collective, Evidence, RankEvidence, recorded
 
 _ADDS = ("all_reduce", "reduce")
 _COLLECTS = (*_ADDS, "all_gather", "gather")
@@ -20,18 +20,11 @@ def elements(shape: str) -> int:
     return math.prod(map(int, shape.split("x")))
 
 
-def _has_matrix(check: LawCheck) -> bool:
-    return any("x" in piece.shape for piece in check.pieces)
-
-
 def _matrices(seen: RankEvidence) -> list[int]:
     """Elements of each matrix of the rank's models."""
-    return [
-        elements(piece.shape)
-        for check in islice(filter(_has_matrix, seen.laws.checks if seen.laws else ()), 1)
-        for piece in check.pieces
-        if piece.shape.count("x")
-    ]
+    shapes = ([p.shape for p in one.pieces] for one in (seen.laws.checks if seen.laws else ()))
+    matrices = ([elements(shape) for shape in of if "x" in shape] for of in shapes)
+    return next(filter(None, matrices), [])
 
 
 def least_matrix(evidence: Evidence) -> int:
@@ -94,11 +87,27 @@ def exchanges(evidence: Evidence) -> bool:
 def adds_inside(evidence: Evidence) -> bool:
     """Whether ranks added up activations in the forward, or their gradients in the backward without
     a wrapper: statistics are smaller."""
-    laws = (seen.laws for seen in evidence.ranks.values() if seen.laws is not None)
-    hows = {piece.how for own in laws for one in own.checks for piece in one.pieces}
+    hows = {piece.how for own in recorded(evidence).values() for piece in own.pieces}
     phases = _INSIDE if hows == {PLAIN} else _INSIDE[:1]
     steps = {c.step for c in large_calls(evidence) if c.phase in phases and c.op in _ADDS}
     return len(steps) > 1
+
+
+def meets_in_forward(evidence: Evidence) -> bool:
+    """Whether ranks communicate in the forward, as those that split a sample between them do. DDP
+    only broadcasts buffers there."""
+    return any(_meetings(evidence))
+
+
+def splits_samples(evidence: Evidence) -> bool:
+    """Whether ranks exchange activations in the forward, as those do that have parts of the same
+    samples."""
+    return any(not call.parameters for call in _meetings(evidence))
+
+
+def _meetings(evidence: Evidence) -> Iterator[Collective]:
+    calls = (call for seen in evidence.ranks.values() for call in seen.collectives)
+    return (call for call in calls if call.phase == "forward" and call.op != "broadcast")
 
 
 def divides_inside(evidence: Evidence) -> bool:
@@ -135,6 +144,5 @@ def averaged(evidence: Evidence) -> bool:
 
 
 def _last_step(evidence: Evidence) -> int:
-    ranks = evidence.ranks.values()
-    steps = [check.step for seen in ranks if seen.laws for check in seen.laws.checks]
-    return max((*steps, *(seen.last_step for seen in ranks)), default=0)
+    steps = [check.step for own in recorded(evidence).values() for check in own.checks]
+    return max((*steps, *(seen.last_step for seen in evidence.ranks.values())), default=0)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Set
 from fnmatch import fnmatchcase
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Detector, Judgement
-from moediag.evidence.law_model import RankLaws
-from moediag.evidence.model import Evidence
+from moediag.evidence.model import Evidence, recorded
 from moediag.records import dataclass
 from moediag.result import Confidence, Verdict
+
+__all__ = ["Broken", "Findings", "Law", "Suspicious", "detector_of", "law", "recorded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,38 +84,22 @@ class Law:
         return tuple(one for one in self._found(facts) if isinstance(one, str))
 
     def _found(self, facts: Facts) -> Findings:
-        allowed = facts.of(allowances)
+        allowed = facts.of(allowances).get(self.name, ())
         for one in self.find(facts):
             names = () if isinstance(one, str) else one.names
-            if not any(each.covers(self.name, names) for each in allowed):
+            matched = (names and all(fnmatchcase(n, each) for n in names) for each in allowed)
+            if "" not in allowed and not any(matched):
                 yield one
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """A law that a program may break, everywhere or for parameters whose names match."""
-
-    law: str
-    pattern: str = ""
-
-    @classmethod
-    def of(cls, text: str) -> Allowance:
-        """Reads ``LAW`` or ``LAW:PATTERN``, where PATTERN is a pattern of the shell."""
-        law, _, pattern = text.partition(":")
-        return cls(law, pattern)
-
-    def covers(self, law: str, names: Sequence[str]) -> bool:
-        """Whether it allows all of a finding of ``law`` about parameters with these names."""
-        if law != self.law:
-            return False
-        every = not self.pattern
-        return every or (bool(names) and all(fnmatchcase(name, self.pattern) for name in names))
-
-
-def allowances(evidence: Evidence) -> tuple[Allowance, ...]:
-    """What the job was allowed to break."""
-    texts = (text for laws in recorded(evidence).values() for text in laws.allowed)
-    return tuple(map(Allowance.of, dict.fromkeys(texts)))
+def allowances(evidence: Evidence) -> Mapping[str, Set[str]]:
+    """Laws that the job was allowed to break, each with the patterns of the shell that names of
+    parameters must match; "": for all parameters. Written as ``LAW`` or ``LAW:PATTERN``."""
+    found: dict[str, set[str]] = {}
+    for laws in recorded(evidence).values():
+        for name, _, pattern in (text.partition(":") for text in laws.allowed):
+            found.setdefault(name, set()).add(pattern)
+    return found
 
 
 def law(
@@ -141,8 +126,3 @@ def detector_of(law: Law, verdict: Verdict) -> Detector:
         )
 
     return Detector(verdict, judge)
-
-
-def recorded(evidence: Evidence) -> dict[int, RankLaws]:
-    """What each rank recorded, of those that recorded for the laws."""
-    return {r: seen.laws for r, seen in sorted(evidence.ranks.items()) if seen.laws is not None}

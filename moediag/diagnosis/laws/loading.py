@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
-from moediag.evidence.law_model import PART, LawCheck, RankLaws
+from moediag.evidence.law_model import PART, LawCheck, RankLaws, plain_names
 from moediag.result import Verdict
-from moediag.result.wording import at_line, listed, plural, ranks
+from moediag.result.wording import at_line, counted, listed, plural, ranks
 
 
 @law(Verdict.WRONG_WEIGHTS)
@@ -48,10 +45,9 @@ def part_loaded(facts: Facts) -> Findings:
     (loaded, others), names = max(found.items(), key=lambda one: len(one[1]))
     line = next((load.line for load in laws[loaded[0]].loads if load.parameters), "")
     yield Broken(
-        f"In step {step} the shards of {plural(len(names), 'parameter')} ({listed(names)}) "
-        f"do not belong together: {ranks(loaded)} loaded the whole parameter{at_line(line)} "
-        f"before FSDP sharded it, {ranks(others)} did not and had other values, and nothing "
-        "changed the shards afterwards.",
+        f"In step {step} the shards of {counted(names)} do not belong together: {ranks(loaded)} "
+        f"loaded the whole parameter{at_line(line)} before FSDP sharded it, {ranks(others)} did "
+        "not and had other values, and nothing changed the shards afterwards.",
         pattern="part loaded",
         next_step="Load on every rank before fully_shard, or afterwards with "
         "set_model_state_dict(…, options=StateDictOptions(full_state_dict=True, "
@@ -89,7 +85,7 @@ def states_left_out(facts: Facts) -> Findings:
     its states, which the checkpoint has, and the optimizer began without state."""
     # It fills what it is given: the state_dict() of a new optimizer has no states to fill.
     for own in facts.of(recorded).values():
-        left = next(iter(own.of("states_left", _left)), None)
+        left = next(iter(own.rows("states_left", line=str, names=plain_names, count=int)), None)
         begun = _begun_without_state(own)
         if left is not None and begun is not None:
             line, names, count = left
@@ -105,10 +101,6 @@ def states_left_out(facts: Facts) -> Findings:
             return
 
 
-def _left(event: Mapping[str, Any]) -> tuple[str, tuple[str, ...], int]:
-    return str(event["line"]), tuple(map(str, event["names"])), int(event["count"])
-
-
 def _begun_without_state(own: RankLaws) -> LawCheck | None:
     """The first check of an optimizer that keeps state, but began without."""
     fresh = {check.key: check for check in own.checks if check.count == 0 and not check.state}
@@ -120,15 +112,14 @@ def _begun_without_state(own: RankLaws) -> LawCheck | None:
 def optimizer_forgotten(facts: Facts) -> Findings:
     """A checkpoint has the state of an optimizer, and no optimizer loaded it."""
     laws = facts.of(recorded)
-    if any(own.optimizer_loads for own in laws.values()):
+    if any(own.rows("optimizer_load", line=str) for own in laws.values()):
         return
     for own in laws.values():
-        if not own.optimizer_files or not any(load.parameters for load in own.loads):
-            continue
+        files = own.rows("optimizer_file", line=str)
         begun = _begun_without_state(own)
-        if begun is not None:
+        if files and begun is not None and any(load.parameters for load in own.loads):
             yield (
-                f"The checkpoint loaded{at_line(own.optimizer_files[0])} has the state of an "
+                f"The checkpoint loaded{at_line(files[0][0])} has the state of an "
                 f"optimizer, which no optimizer loaded: {begun.optimizer} began without state, "
                 "with the model's parameters loaded."
             )

@@ -19,11 +19,12 @@ from moediag.diagnosis.laws.mean_losses import (
     scales_kept,
     unscaled_steps,
 )
+from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS, reductions
 from moediag.evidence.law_model import RankLaws
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
-from moediag.result.wording import at_line
+from moediag.result.wording import at_line, few, few_on_each
 
 _ENOUGH = 2  # steps
 _NEAR = 0.02  # of sums of weights
@@ -141,11 +142,11 @@ def parts_unequal(facts: Facts) -> Findings:
             found[step] = counts
     if len(found) >= _ENOUGH:
         step, counts = next(iter(found.items()))
-        told = ", ".join(f"{count} on rank {rank}" for rank, count in list(counts.items())[:4])
         times = max(counts.values()) / min(counts.values())
         yield Suspicious(
-            f"In step {step} each rank divided by the number of its own target tokens ({told}), "
-            "though the ranks exchange activations in the forward, as parts of the same sequences: "
+            f"In step {step} each rank divided by the number of its own target tokens "
+            f"({few_on_each(counts)}), though the ranks exchange activations in the forward, as "
+            "parts of the same sequences: "
             f"a token counts up to {times:.3g} times as much as another one. Divide by the number "
             "of tokens of all these ranks."
         )
@@ -179,12 +180,11 @@ def gradients_scaled(facts: Facts) -> Findings:
         if len(steps) < _ENOUGH:
             continue
         losses = facts.of(_whole_steps)[steps[0]].values()
-        at = next((f" at {one.line}" for one in losses if one.line), "")
+        at = at_line(next((one.line for one in losses if one.line), ""))
         kind = f"{times:.3g} times" if times > 1 else f"1/{1 / times:.0f} of"
         yield Suspicious(
-            f"In steps {', '.join(map(str, steps[:6]))} the weights of all target tokens in the "
-            f"gradient add up to {times:.3g}, not to 1: the gradients are {kind} those of the mean "
-            f"loss{at}. {why}"
+            f"In steps {few(steps)} the weights of all target tokens in the gradient add up to "
+            f"{times:.3g}, not to 1: the gradients are {kind} those of the mean loss{at}. {why}"
         )
 
 
@@ -249,11 +249,10 @@ def targets_of_first_rank(facts: Facts) -> Findings:
     if len(steps) > _ENOUGH:
         one = next(iter(facts.of(_whole_steps)[steps[0]].values()))
         yield Suspicious(
-            f"In steps {', '.join(map(str, steps[:6]))} each rank compares its samples with those "
-            f"that all {world} ranks gathered{at_line(one.line)}, and the targets are the same on "
-            "every rank, in the first part of the classes: on all ranks but the first one they are "
-            "the samples of that rank. Add the rank times the number of its own candidates to the "
-            "targets."
+            f"In steps {few(steps)} each rank compares its samples with those that all {world} "
+            f"ranks gathered{at_line(one.line)}, and the targets are the same on every rank, in "
+            "the first part of the classes: on all ranks but the first one they are the samples of "
+            "that rank. Add the rank times the number of its own candidates to the targets."
         )
 
 
@@ -312,16 +311,15 @@ def loss_parts_detached(facts: Facts) -> Findings:
     """A part of a loss changes from step to step and has no gradient."""
     for own in facts.of(recorded).values():
         rows = own.of("losses", _rests)
-        lines = own.of("losses", lambda event: str(event.get("line", "")))
-        rests = {rest for _, _, rest in rows}
-        whole = [abs(rest) > _DETACHED * abs(loss) for _, loss, rest in rows]
+        rests = {rest for _, _, rest, _ in rows}
+        whole = [abs(rest) > _DETACHED * abs(loss) for _, loss, rest, _ in rows]
         apart = max(rests, default=0.0) - min(rests, default=0.0)
         if len(rows) > _ENOUGH and all(whole) and apart > _DETACHED * max(map(abs, rests)):
             told = ", ".join(
-                f"{rest:.4g} of {loss:.4g} in step {step}" for step, loss, rest in rows[:3]
+                f"{rest:.4g} of {loss:.4g} in step {step}" for step, loss, rest, _ in rows[:3]
             )
             yield Suspicious(
-                f"A part of the loss{at_line(lines[0])} changes from step to step and has no "
+                f"A part of the loss{at_line(rows[0][-1])} changes from step to step and has no "
                 f"gradient ({told}), so it trains nothing. Look for detach, no_grad, argmax or "
                 "item() in what is added to the loss, such as an auxiliary loss that balances "
                 "experts."
@@ -334,7 +332,7 @@ def loss_constant(facts: Facts) -> Findings:
     """The loss had the same value in all checked steps, though samples and weights changed."""
     values: set[float] = set()
     for own in facts.of(recorded).values():
-        rows = own.of("loss_value", lambda event: float(event["value"]))
+        rows = [value for (value,) in own.rows("loss_value", value=float)]
         digests = {one.digest for one in own.inputs if not one.forward}
         moved = len({check.params for check in own.checks}) > len({c.key for c in own.checks})
         finite = all(map(math.isfinite, rows))
@@ -350,33 +348,28 @@ def loss_constant(facts: Facts) -> Findings:
         )
 
 
-def _rests(event: Mapping[str, Any]) -> tuple[int, float, float]:
-    """The step, the loss of its first backward, and what in it has no gradient."""
+def _rests(event: Mapping[str, Any]) -> tuple[int, float, float, str]:
+    """The step, the loss of its first backward, what in it has no gradient, and its line."""
     loss, rest = event["backwards"][0]["rest"]
-    return int(event["step"]), float(loss), float(rest)
+    return int(event["step"]), float(loss), float(rest), str(event.get("line", ""))
 
 
 def _losses(evidence: Evidence) -> dict[int, dict[int, StepLosses]]:
     """By rank and step; only of steps whose losses were made of cross entropies alone."""
-    found: dict[int, dict[int, StepLosses]] = {}
-    for rank, own in recorded(evidence).items():
-        rows = [one for one in own.of("losses", _read) if one is not None]
-        found[rank] = {one.step: one for one in rows}
-    return found
+    return {
+        rank: {one.step: one for one in own.of("losses", _read) if one is not None}
+        for rank, own in recorded(evidence).items()
+    }
 
 
 def _whole_steps(evidence: Evidence) -> dict[int, dict[int, StepLosses]]:
     """By step and rank; only steps that all ranks recorded, but for stages of a pipeline that have
     no loss."""
-    found: dict[int, dict[int, StepLosses]] = defaultdict(dict)
-    losses = _losses(evidence)
-    for rank, steps in losses.items():
-        for step, one in steps.items():
-            found[step][rank] = one
     laws, sends = recorded(evidence), {rank for rank, _ in stages(evidence)}
-    without = [r for r in losses if r in sends and not laws[r].others.get("losses")]
-    world, many = evidence.world_size, evidence.world_size - len(without)
-    return {step: of for step, of in sorted(found.items()) if len(of) == many and world > 1}
+    without = {r for r in laws if r in sends and not laws[r].others.get("losses")}
+    rows = {r: steps.items() for r, steps in _losses(evidence).items() if r not in without}
+    every = len(laws) == evidence.world_size > 1
+    return agreement.together(rows) if every else {}
 
 
 def _gathers(evidence: Evidence, rank: int, step: int, tokens: int) -> bool:

@@ -10,10 +10,11 @@ from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, recorded
+from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS, reductions
 from moediag.evidence.law_model import REDUCED
 from moediag.evidence.model import Evidence
-from moediag.result.wording import at_line
+from moediag.result.wording import at_line, few
 
 _ENOUGH = 2  # steps
 _NEAR = 0.02  # of factors
@@ -29,10 +30,10 @@ def means_added(facts: Facts) -> Findings:
     is, and divides the sum by another number than that of its ranks. A loss that ranks compute
     together may be a sum of parts."""
     steps, number = defaultdict[int, list[int]](list), facts.evidence.world_size
+    means = [row for own in facts.of(recorded).values() for row in own.of("losses", _means)]
     for one in facts.of(reductions):
-        clip, events = facts.of(clip_factors).get(one.step, 1.0), []
-        for own in facts.of(recorded).values():
-            events += [of for step, of in own.of("losses", _means) if step == one.step]
+        clip = facts.of(clip_factors).get(one.step, 1.0)
+        events = [of for step, of in means if step == one.step]
         alone = len(events) == number and all(len(of) == 1 for of in events)
         whole = alone and all(any(abs(abs(w) - 1) < _CLOSE for w in of[0]) for of in events)
         by = clip / one.factor if whole and one.factor > 0 else 0.0
@@ -50,10 +51,10 @@ def means_added(facts: Facts) -> Findings:
         return
     divided = "divided neither before nor after it" if by == 1 else f"divided by {by}"
     yield Suspicious(
-        f"In steps {', '.join(map(str, found[:6]))} the gradients are added up over the ranks and "
-        f"{divided}, and each loss has a mean over the rank's own samples: with {number} ranks, "
-        f"the update is {number / by:.3g} times that of the mean over all samples. Divide the sum "
-        "or the loss by the number of ranks, once."
+        f"In steps {few(found)} the gradients are added up over the ranks and {divided}, and each "
+        f"loss has a mean over the rank's own samples: with {number} ranks, the update is "
+        f"{number / by:.3g} times that of the mean over all samples. Divide the sum or the loss by "
+        "the number of ranks, once."
     )
 
 
@@ -61,24 +62,24 @@ def micro_batches_added(facts: Facts) -> Findings:
     """Whether all micro-batches of an update have a mean as it is in their losses. They are no
     tasks that are added up, if a wrapper reduces the gradients of the last one only. Some programs
     leave the factor to an optimizer that divides by the size of gradients: then it is a note."""
-    found: list[dict[int, int]] = []
-    for own in facts.of(recorded).values():
-        calls = dict(own.of("unsynced", _synced))
+    found: dict[int, list[tuple[int, int]]] = {}
+    for rank, own in facts.of(recorded).items():
+        calls = dict(own.rows("unsynced", step=int, calls=list))
         clips = Counter(norm.step for norm in own.norms)
         rows = (
             (step, n)
             for step, n, changed in own.of("losses", _accumulated)
             if n and 0 <= changed <= clips[step] and step in facts.of(unscaled_steps)
         )
-        found.append({s: n for s, n in rows if calls.get(s) == [*(n - 1) * [False], True]})
-    steps = sorted(set.intersection(*map(set, found))) if found else []
+        found[rank] = [(s, n) for s, n in rows if calls.get(s) == [*(n - 1) * [False], True]]
+    steps = agreement.together(found)
     if len(steps) >= _ENOUGH and facts.of(averaged_by_wrapper):
-        number = found[0][steps[0]]
+        number = next(iter(next(iter(steps.values())).values()))
         text = (
-            f"In steps {', '.join(map(str, steps[:6]))} each update has {number} micro-batches, of "
-            "which the wrapper reduces the last one, and the loss of each has a mean that is not "
-            f"divided by their number: the gradients are {number} times those of the mean over "
-            "all samples. Divide each loss by the number of micro-batches."
+            f"In steps {few(steps)} each update has {number} micro-batches, of which the wrapper "
+            "reduces the last one, and the loss of each has a mean that is not divided by their "
+            f"number: the gradients are {number} times those of the mean over all samples. Divide "
+            "each loss by the number of micro-batches."
         )
         every = facts.of(recorded).values()
         normalizes = all(_NORMALIZES.search(c.optimizer) for own in every for c in own.checks)
@@ -110,10 +111,6 @@ def _accumulated(event: Mapping[str, Any]) -> tuple[int, int, int]:
     return step, len(each) if alike else 0, int(event["changed"])
 
 
-def _synced(event: Mapping[str, Any]) -> tuple[int, list[bool]]:
-    return int(event["step"]), [bool(one) for one in event["calls"]]
-
-
 def _means(event: Mapping[str, Any]) -> tuple[int, list[list[float]]]:
     return int(event["step"]), [[float(w) for w in one["means"]] for one in event["backwards"]]
 
@@ -128,9 +125,9 @@ def unscaled_steps(evidence: Evidence) -> set[int]:
 def averaged_by_wrapper(evidence: Evidence) -> bool:
     """Whether DistributedDataParallel takes the mean of all gradients over all ranks."""
     world = evidence.world_size
-    pieces = [p for own in recorded(evidence).values() for c in own.checks for p in c.pieces]
-    whole = bool(pieces) and all(p.how == REDUCED and len(p.ranks) == world for p in pieces)
-    return whole and all(not piece.part for piece in pieces)
+    pieces = [piece for own in recorded(evidence).values() for piece in own.pieces]
+    whole = ((p.how, len(p.ranks), p.part) == (REDUCED, world, "") for p in pieces)
+    return bool(pieces) and all(whole)
 
 
 def clip_factors(evidence: Evidence) -> dict[int, float]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import least_matrix, stages
+from moediag.diagnosis.laws.large_calls import least_matrix, meets_in_forward, stages
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS
@@ -15,7 +13,7 @@ from moediag.evidence.law_model import ModelInputs
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
 from moediag.result import Verdict
-from moediag.result.wording import at_line, ranks
+from moediag.result.wording import at_line, few, ranks
 
 _ENOUGH = 2  # steps; one may be equal by chance, such as a warm-up
 _CONSTANT = 3  # steps with the same values
@@ -43,19 +41,19 @@ class SharedSamples:
     @property
     def sentence(self) -> str:
         """Which samples were the same, and how they were asked for."""
-        first, at = self.first, f" at {self.first.line}" if self.first.line else ""
+        first = self.first
         others = "others" if len(self.ranks) > 2 else "other"
         which = "In all compared steps" if self.all else "In the first compared steps"
         text = (
-            f"{which} ({', '.join(map(str, self.steps[:6]))}) the model of "
+            f"{which} ({few(self.steps)}) the model of "
             f"{ranks(self.ranks)} was called with the same values, though these ranks average "
             f"their gradients: each repeats the work of the {others}."
         )
         if self.same_part:
-            text += f" Each asked its {first.sampler}{at} for part {first.number} of "
-            text += f"{first.replicas}."
+            text += f" Each asked its {first.sampler}{at_line(first.line)} for part "
+            text += f"{first.number} of {first.replicas}."
         elif first.sampler:
-            text += f" Their samples come from a {first.sampler}{at}."
+            text += f" Their samples come from a {first.sampler}{at_line(first.line)}."
         if first.made and first.sampler:
             text += f" Its data loader was made at {first.made}."
         return text
@@ -83,16 +81,6 @@ def same_part(facts: Facts) -> Findings:
         yield Suspicious(found.sentence)
 
 
-def meets_in_forward(evidence: Evidence) -> bool:
-    """Whether ranks communicate in the forward, as those that split a sample between them do. DDP
-    only broadcasts buffers there."""
-    return any(
-        call.phase == "forward" and call.op != "broadcast"
-        for seen in evidence.ranks.values()
-        for call in seen.collectives
-    )
-
-
 def _divides_layers(evidence: Evidence) -> bool:
     """Whether ranks hold other parameters under the same names and add up as many elements of
     activations in the forward as in the backward, in several steps: they divide layers, and have
@@ -104,12 +92,9 @@ def _divides_layers(evidence: Evidence) -> bool:
                 sizes[call.phase].add((call.step, call.numel_in))
         if len({step for step, _ in sizes["forward"] & sizes["backward"]}) < _ENOUGH:
             return False
-    firsts: dict[str, set[str | None]] = defaultdict(set)
-    for own in recorded(evidence).values():
-        for check in own.checks[:1]:
-            for piece, value in zip(check.pieces, check.params, strict=False):
-                firsts[piece.name].add(value)
-    return any(len(values) > 1 for values in firsts.values())
+    checks = (check for own in recorded(evidence).values() for check in own.checks[:1])
+    values = {one for check in checks for one in zip(check.names, check.params, strict=False)}
+    return len(values) > len({name for name, _ in values})
 
 
 @law(suspects=True)
@@ -133,13 +118,15 @@ def constant_samples(facts: Facts) -> Findings:
 @law()
 def same_order(facts: Facts) -> Findings:
     """A DistributedSampler that shuffles gave the same order in two passes of training."""
-    orders = {r: own.same_order[0] for r, own in facts.of(recorded).items() if own.same_order}
+    fields = {"sampler": str, "line": str, "epoch": int, "step": int}
+    rows = {rank: own.rows("same_order", **fields) for rank, own in facts.of(recorded).items()}
+    orders = {rank: of[0] for rank, of in rows.items() if of}
     if orders:
-        order = next(iter(orders.values()))
+        sampler, line, epoch, step = next(iter(orders.values()))
         yield (
-            f"{order.sampler}{at_line(order.line)} gave {ranks(orders)} the same shuffled order in "
-            f"two passes of training (epoch {order.epoch}, the second one until step "
-            f"{order.step}): nothing called set_epoch in between."
+            f"{sampler}{at_line(line)} gave {ranks(orders)} the same shuffled order in two passes "
+            f"of training (epoch {epoch}, the second one until step {step}): nothing called "
+            "set_epoch in between."
         )
 
 
@@ -195,11 +182,10 @@ def averaging(evidence: Evidence) -> set[tuple[int, ...]]:
 
 def _losses(evidence: Evidence) -> dict[int, dict[int, float]]:
     """The first loss of each step, by rank."""
-
-    def read(event: Mapping[str, Any]) -> tuple[int, float]:
-        return int(event["step"]), float(event["loss"])
-
-    return {rank: dict(own.of("loss", read)) for rank, own in recorded(evidence).items()}
+    rows = {
+        rank: own.rows("loss", step=int, loss=float) for rank, own in recorded(evidence).items()
+    }
+    return {rank: dict(of) for rank, of in rows.items()}
 
 
 def _shared(

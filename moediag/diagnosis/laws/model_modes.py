@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -11,7 +11,7 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import LawCheck, Mode, ModeChange
 from moediag.result import Verdict
-from moediag.result.wording import listed, plural, ranks
+from moediag.result.wording import agreeing, few, listed, plural, ranks
 
 _STEPS = 3  # in evaluation mode
 _PARTS = 2  # checked steps in which parts are
@@ -81,7 +81,9 @@ def dropout_beside_training(facts: Facts) -> Findings:
     found: dict[tuple[str, str], set[int]] = {}
     for own in facts.of(recorded).values():
         values: dict[tuple[str, str], dict[int, tuple[str | None, ...]]] = defaultdict(dict)
-        for step, model, module, weights in own.of("drops", _drop):
+        for model, module, step, weights in own.rows(
+            "drops", model=str, module=str, step=int, weights=_fingerprints
+        ):
             values[model, module][step] = weights
         for place, steps in values.items():
             same = len(steps) >= _STEPS and len(set(steps.values())) == 1
@@ -91,10 +93,13 @@ def dropout_beside_training(facts: Facts) -> Findings:
     for (model, module), last in list(found.items())[:1]:
         yield Suspicious(
             f"{model}, which no optimizer trains and whose weights never change, ran without "
-            f"gradients and with dropout ({module}) up to steps "
-            f"{', '.join(map(str, sorted(last)[:6]))}: what it gives is random, which a teacher "
-            "or a reference should not be. Call `eval()` on it."
+            f"gradients and with dropout ({module}) up to steps {few(sorted(last))}: what it gives "
+            "is random, which a teacher or a reference should not be. Call `eval()` on it."
         )
+
+
+def _fingerprints(values: Iterable[Any]) -> tuple[str | None, ...]:
+    return tuple(None if one is None else str(one) for one in values)
 
 
 @law(suspects=True)
@@ -115,11 +120,6 @@ def _without_autocast(event: Mapping[str, Any]) -> tuple[int, bool]:
     return int(event["step"]), lost <= set(event["of"])
 
 
-def _drop(event: Mapping[str, Any]) -> tuple[int, str, str, tuple[str | None, ...]]:
-    weights = tuple(None if one is None else str(one) for one in event["weights"])
-    return int(event["step"]), str(event["model"]), str(event["module"]), weights
-
-
 def _other_optimizers(checks: Sequence[LawCheck], since: int) -> bool:
     """Whether no optimizer stepped before a step and after it: another phase of training."""
     before, later = ({one.key for one in checks if (one.step >= since) == at} for at in (0, 1))
@@ -129,22 +129,23 @@ def _other_optimizers(checks: Sequence[LawCheck], since: int) -> bool:
 def _parts_left(facts: Facts) -> Findings:
     """Parts that all ranks trained in evaluation mode in all checked steps from some step on, while
     the model was in training mode."""
-    rows = [own.of("settings", _parts) for own in facts.of(recorded).values()]
+    every = facts.of(recorded).values()
+    rows = [own.rows("settings", step=int, parts=_parts) for own in every]
     found = [_since(of) for of in rows]
     names = [n for n in (found[0] if found else ()) if all(n in of for of in found)]
     for name in names[:1]:
         since, kinds = found[0][name]
         yield Suspicious(
             f"{plural(len(names), 'part')} of the model ({listed(names)}) "
-            f"{'were' if len(names) > 1 else 'was'} in evaluation mode in all checked steps since "
-            f"step {since}, while the model was in training mode and the optimizer trained "
+            f"{agreeing('was', names)} in evaluation mode in all checked steps since step {since}, "
+            "while the model was in training mode and the optimizer trained "
             f"{'them' if len(names) > 1 else 'it'}: {name} has {' and '.join(kinds[:3])} modules.",
             tuple(names),
         )
 
 
-def _parts(event: Mapping[str, Any]) -> tuple[int, dict[str, tuple[str, ...]]]:
-    return int(event["step"]), {str(name): tuple(map(str, of)) for name, of in event["parts"]}
+def _parts(rows: Iterable[Any]) -> dict[str, tuple[str, ...]]:
+    return {str(name): tuple(map(str, of)) for name, of in rows}
 
 
 def _since(

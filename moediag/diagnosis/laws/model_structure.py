@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
-from moediag.records import dataclass
 from moediag.result.wording import listed, plural
 
 _ENOUGH = 3  # steps
@@ -19,24 +18,12 @@ _ABSENT = "", False
 _List = dict[int, tuple[str, bool]]
 
 
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    """What an embedding gave in one step."""
-
-    step: int
-    module: str
-    tokens: int
-    """How many different ones."""
-    zeros: frozenset[int]
-    """Those that got zeros only."""
-
-
 @law(suspects=True)
 def layers_missing(facts: Facts) -> Findings:
     """Stages of a pipeline hold different layers of a list, and no rank holds one of them."""
     lists: dict[str, list[_List]] = defaultdict(list)
     for own in facts.of(recorded).values():
-        for one in own.of("layers", _layers):
+        for (one,) in own.rows("layers", lists=_layers):
             for name, rows in one.items():
                 lists[name].append(rows)
     for name, ranks in lists.items():
@@ -73,23 +60,19 @@ def _missing(ranks: list[_List]) -> list[int]:
 @law(suspects=True)
 def tokens_embedded_as_zeros(facts: Facts) -> Findings:
     """An embedding always gives zeros for some tokens."""
-    found: dict[str, list[list[Embedded]]] = defaultdict(list)
+    steps: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    parts = set()  # of the vocabulary, or they begin with zeros
     for own in facts.of(recorded).values():
-        by_module: dict[str, list[Embedded]] = defaultdict(list)
-        for one in own.of("embedding", _embedded):
-            by_module[one.module].append(one)
-        for module, rows in by_module.items():
-            found[module].append(rows)
-    for module, ranks in found.items():
-        if any(_MOST_ZEROS * len(one.zeros) > one.tokens for rows in ranks for one in rows):
-            continue  # it gives a part of the vocabulary, or it begins with zeros
-        often = [
-            token
-            for token in sorted(set().union(*(one.zeros for rows in ranks for one in rows)))
-            if len({one.step for rows in ranks for one in rows if token in one.zeros}) >= _ENOUGH
-        ]
+        for module, step, tokens, zeros in own.rows(
+            "embedding", module=str, step=int, tokens=int, zeros=lambda of: set(map(int, of))
+        ):
+            parts |= {module} if _MOST_ZEROS * len(zeros) > tokens else set()
+            for token in zeros:
+                steps[module][token].add(step)
+    for module, of in steps.items():
+        often = [token for token in sorted(of) if len(of[token]) >= _ENOUGH]
         # A single one may be the padding.
-        if len(often) > 1:
+        if len(often) > 1 and module not in parts:
             yield Suspicious(
                 f"{module} gave zeros for {plural(len(often), 'token')} "
                 f"({', '.join(map(str, often[:8]))}) in all checked steps, and numbers for the "
@@ -98,15 +81,8 @@ def tokens_embedded_as_zeros(facts: Facts) -> Findings:
             )
 
 
-def _layers(event: Mapping[str, Any]) -> dict[str, _List]:
+def _layers(lists: Mapping[str, Iterable[Any]]) -> dict[str, _List]:
     return {
         str(name): {int(at): (str(kind), bool(holds)) for at, kind, holds in rows}
-        for name, rows in event["lists"].items()
+        for name, rows in lists.items()
     }
-
-
-def _embedded(event: Mapping[str, Any]) -> Embedded:
-    return Embedded(
-        int(event["step"]), str(event["module"]), int(event["tokens"]),
-        frozenset(map(int, event["zeros"])),
-    )  # fmt: skip

@@ -8,37 +8,26 @@ from itertools import dropwhile
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
+from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_breaches import law_facts
-from moediag.evidence.law_model import LawCheck, ModelState
+from moediag.evidence.law_model import ModelState
 from moediag.evidence.model import Evidence
-from moediag.records import dataclass
 from moediag.result import Verdict
-from moediag.result.wording import listed, plural, ranks
+from moediag.result.wording import agreeing, counted, few_on_each, listed, plural, ranks
 
 _ENOUGH = 3  # checked steps
-
-
-@dataclass(frozen=True, slots=True)
-class Untrained:
-    """No parameter of any optimizer had a gradient."""
-
-    names: tuple[str, ...]
-    """Parameters that no optimizer has, had gradients and never changed; empty if none had any."""
-    steps: int
-    """How many steps were checked."""
 
 
 @law(Verdict.WRONG_WEIGHTS)
 def model_without_optimizer(facts: Facts) -> Findings:
     """No optimizer of a watched job has the parameters that get gradients."""
-    found = facts.of(_untrained)
-    if found is None or not found.names:
+    steps, names = facts.of(_untrained)
+    if not names:
         return
     yield Broken(
-        f"In all {found.steps} checked steps the parameters of every optimizer had no gradients, "
-        f"while {plural(len(found.names), 'parameter')} of the model ({listed(found.names)}) had "
-        "some and never changed: the optimizer was made from other parameters than those of the "
-        "model that runs.",
+        f"In all {steps} checked steps the parameters of every optimizer had no gradients, while "
+        f"{plural(len(names), 'parameter')} of the model ({listed(names)}) had some and never "
+        "changed: the optimizer was made from other parameters than those of the model that runs.",
         pattern="untrained",
         next_step="Make the optimizer from the parameters of the model that is trained, after it "
         "was wrapped, moved or replaced.",
@@ -48,11 +37,11 @@ def model_without_optimizer(facts: Facts) -> Findings:
 @law(Verdict.WRONG_GRADIENTS)
 def gradients_absent(facts: Facts) -> Findings:
     """No parameter that an optimizer of a watched job has ever had a gradient."""
-    found = facts.of(_untrained)
-    if found is None or found.names:
+    steps, names = facts.of(_untrained)
+    if names or not steps:
         return
     yield Broken(
-        f"In all {found.steps} checked steps no parameter of any optimizer had a gradient when the "
+        f"In all {steps} checked steps no parameter of any optimizer had a gradient when the "
         "optimizer stepped: the updates train nothing.",
         pattern="absent",
         next_step="Look for what cuts the graph between the model and the loss: no_grad, detach, "
@@ -60,28 +49,21 @@ def gradients_absent(facts: Facts) -> Findings:
     )
 
 
-def _untrained(evidence: Evidence) -> Untrained | None:
-    found: Untrained | None = None
+def _untrained(evidence: Evidence) -> tuple[int, tuple[str, ...]]:
+    """How many steps were checked, in none of which a parameter of an optimizer had a gradient or
+    changed; and parameters that no optimizer has, had gradients and never changed. (0, ()) if one
+    trains."""
+    found: tuple[int, tuple[str, ...]] = 0, ()
     for own in recorded(evidence).values():
-        states = own.models
-        if _moves(own.checks):
-            return None  # updates without gradients, or in the backward
-        if len(states) < _ENOUGH or not all(state.idle for state in states):
-            return None
+        states, keys = own.models, {check.key for check in own.checks}
+        moves = any(len({*v}) > 1 for key in keys for v in own.values(key).values())
+        if moves or len(states) < _ENOUGH or not all(state.idle for state in states):
+            return 0, ()  # moves: updates without gradients, or in the backward
         first = states[0].left_out
         if None in first.values() or any(state.left_out != first for state in states):
-            return None
-        found = found or Untrained(tuple(first), len(states))
+            return 0, ()
+        found = found if found[0] else (len(states), tuple(first))
     return found
-
-
-def _moves(checks: Sequence[LawCheck]) -> bool:
-    """Whether parameters of optimizers change between checks."""
-    values: dict[tuple[str, str], set[str | None]] = defaultdict(set)
-    for check in checks:
-        for piece, value in zip(check.pieces, check.params, strict=False):
-            values[check.key, piece.name].add(value)
-    return any(len(of) > 1 for of in values.values())
 
 
 @law(Verdict.WRONG_WEIGHTS)
@@ -121,10 +103,10 @@ def parameters_replaced(facts: Facts) -> Findings:
     values = {(r, n, s.left_out.get(n)) for r, of in enumerate(found) for s in of for n in names}
     if names and len(list(every)) == len(found) and len(values) == len(names) * len(found):
         yield Broken(
-            f"In all checked steps {plural(len(names), 'parameter')} ({listed(names)}) had "
-            "gradients and no optimizer has them; the optimizers have as many of the same shapes "
-            "that belong to no module any more and never had a gradient: these were replaced after "
-            "the optimizer was made, and what replaced them does not train.",
+            f"In all checked steps {counted(names)} had gradients and no optimizer has them; the "
+            "optimizers have as many of the same shapes that belong to no module any more and "
+            "never had a gradient: these were replaced after the optimizer was made, and what "
+            "replaced them does not train.",
             pattern="replaced",
             next_step="Make the optimizer, and the wrapper, after the last change of the model.",
             names=names,
@@ -152,19 +134,18 @@ def buffers_apart(facts: Facts) -> Findings:
         if set(of) == set(over) and known and apart and len(changed) < len(of):
             found[over, changed].append(name)
     for (over, changed), names in found.items():
-        one = len(names) == 1
         if not changed:
             yield (
-                f"{plural(len(names), 'buffer')} ({listed(names)}) never changed "
-                f"and {'differs' if one else 'differ'} between {ranks(over)}, "
-                "which average their gradients: each computes with different constants."
+                f"{counted(names, 'buffer')} never changed and {agreeing('differs', names)} "
+                f"between {ranks(over)}, which average their gradients: each computes with "
+                "different constants."
             )
             continue
         yield Suspicious(
-            f"{plural(len(names), 'buffer or frozen parameter')} ({listed(names)}) "
-            f"{'was' if one else 'were'} equal on {ranks(over)}, which average their gradients, "
-            f"and {'has' if one else 'have'} since changed on {ranks(changed)} only, as when one "
-            "rank merges adapters to save a model and does not undo it.",
+            f"{counted(names, 'buffer or frozen parameter')} {agreeing('was', names)} equal on "
+            f"{ranks(over)}, which average their gradients, and {agreeing('has', names)} since "
+            f"changed on {ranks(changed)} only, as when one rank merges adapters to save a model "
+            "and does not undo it.",
             tuple(names),
         )
         return
@@ -193,8 +174,8 @@ def parameters_left_out(facts: Facts) -> Findings:
         return
     names = sorted(found.keys() - other)
     text = (
-        f"{plural(len(names), 'parameter')} ({listed(names)}) had gradients and never "
-        f"changed: no optimizer that stepped has {'them' if len(names) > 1 else 'it'}."
+        f"{counted(names)} had gradients and never changed: no optimizer that stepped has "
+        f"{'them' if len(names) > 1 else 'it'}."
     )
     if models:
         text += (
@@ -254,28 +235,22 @@ def averages_apart(facts: Facts) -> Findings:
             if names and moved:
                 still = f" and only changes on {ranks(moved)}" if len(moved) < len(states) else ""
                 yield Suspicious(
-                    f"{plural(len(names), 'parameter')} ({listed(names)}) of {kind}, which runs in "
-                    "each step and is in no optimizer, began equal on all ranks, now "
-                    f"{'differ' if len(names) > 1 else 'differs'} between them{still}, though the "
-                    "model that trains is equal: update it in the same steps on all ranks.",
+                    f"{counted(names)} of {kind}, which runs in each step and is in no optimizer, "
+                    f"began equal on all ranks, now {agreeing('differs', names)} between "
+                    f"them{still}, though the model that trains is equal: update it in the same "
+                    "steps on all ranks.",
                     names,
                 )
                 return
-    of_steps: dict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
-    for rank, of in states.items():
-        for state in of:
-            of_steps[state.step][rank] = state.averages
-    whole = {
-        step: by_rank
-        for step, by_rank in sorted(of_steps.items())
-        if len(by_rank) == len(states) > 1 and len(set(map(len, by_rank.values()))) == 1
-    }
-    apart = [step for step, by_rank in whole.items() if len(set(by_rank.values())) > 1]
+    rows = {rank: [(state.step, state.averages) for state in of] for rank, of in states.items()}
+    steps = agreement.together(rows).items()
+    whole = {step: of for step, of in steps if len(set(map(len, of.values()))) == 1}
+    apart = [step for step, of in whole.items() if len(set(of.values())) > 1]
     if len(apart) < 2 or apart[-1] != max(whole):
         return
     last = whole[apart[-1]]
     one = next(at for at, row in enumerate(zip(*last.values(), strict=True)) if len(set(row)) > 1)
-    told = ", ".join(f"{n[one]} times on rank {rank}" for rank, n in list(last.items())[:4])
+    told = few_on_each({rank: f"{numbers[one]} times" for rank, numbers in last.items()})
     yield (
         f"An AveragedModel was not updated the same number of times on all ranks ({told}), since "
         f"step {apart[0]}: the average is complete on some ranks only."

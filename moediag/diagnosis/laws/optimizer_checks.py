@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.large_calls import elements
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.laws.unreduced_calls import lines_of
-from moediag.evidence.law_model import NO_GRADIENT, ZERO_GRADIENT, LawCheck
+from moediag.evidence.law_model import (
+    NO_GRADIENT,
+    ZERO_GRADIENT,
+    LawCheck,
+    plain_names,
+    trains,
+)
 from moediag.evidence.model import Collective, Evidence
 from moediag.protocol.names import is_router, plain_name
-from moediag.records import dataclass
 from moediag.result import Verdict
-from moediag.result.wording import at_line, listed, plural, ranks
+from moediag.result.wording import at_line, counted, listed, plural, ranks
 
 _ENOUGH = 3  # checked steps
 _MOST_NAMES = 20  # that a check lists
@@ -45,57 +49,33 @@ def _name(of: _Checks) -> str:
     return next(iter(of.values()))[0].optimizer
 
 
-@dataclass(frozen=True, slots=True)
-class NotFinite:
-    """Parameters that were finite at a check of a rank, and not at the next one."""
-
-    rank: int
-    earlier: LawCheck
-    check: LawCheck
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(n for n in self.check.nonfinite if n not in self.earlier.nonfinite)
-
-
 @law(Verdict.NONFINITE)
 def parameters_not_finite(facts: Facts) -> Findings:
     """Parameters of a watched job became nan or infinite."""
     every = [one for one in map(_not_finite, facts.of(_optimizers)) if one]
     if not every:
         return
-    found = min(every, key=lambda one: one[0].check.step)
-    names = dict.fromkeys(name for one in found for name in one.names)
-    grads = dict.fromkeys(name for one in found for name in one.earlier.nonfinite_grads)
-    already = dict.fromkeys(name for one in found for name in one.earlier.nonfinite)
-    first, before = found[0].check, max(one.earlier.step for one in found)
+    found = min(every, key=lambda rows: rows[0][2].step)
+    of_ranks = [[n for n in new.nonfinite if n not in old.nonfinite] for _, old, new in found]
+    names = dict.fromkeys(name for of in of_ranks for name in of)
+    grads = dict.fromkeys(name for _, old, _ in found for name in old.nonfinite_grads)
+    already = dict.fromkeys(name for _, old, _ in found for name in old.nonfinite)
+    first, before = found[0][2], max(old.step for _, old, _ in found)
     text = (
         f"When the optimizer{at_line(first.line)} stepped in step {first.step}, {listed(names)} "
-        f"had elements that are not finite, on {ranks(one.rank for one in found)}; in step "
+        f"had elements that are not finite, on {ranks(rank for rank, _, _ in found)}; in step "
         f"{before} they were finite."
     )
     if grads:
         text += f" In step {before} the gradient of {listed(grads)} was not finite."
     if already:
         text += f" {listed(already)} had elements that are not finite before that."
-    since = [
-        check
-        for of in facts.of(_optimizers)
-        for checks in of.values()
-        for check in checks
-        if check.step >= before
-    ]
+    rows = (checks for of in facts.of(_optimizers) for checks in of.values())
+    later = [check for checks in rows for check in checks if check.step >= first.step]
     # A scaler that overflows once is healthy.
-    later = {check.step for check in since if check.step >= first.step}
-    spread = bool(grads) or all(
-        any(check.nonfinite_grads for check in since if check.step == step) for step in later
-    )
-    seen = any(
-        grad not in (None, NO_GRADIENT)
-        for check in since
-        if check.step >= first.step
-        for grad in check.grads
-    )
+    overflows = {check.step for check in later if check.nonfinite_grads}
+    spread = bool(grads) or overflows == {check.step for check in later}
+    seen = any(grad not in (None, NO_GRADIENT) for check in later for grad in check.grads)
     if seen and not spread and len(names) < _MOST_NAMES:
         # An expert that is pruned by a bias of -inf, for example: no gradient is affected.
         yield Suspicious(f"{text} All gradients are finite, so it may be intended.", tuple(names))
@@ -109,24 +89,26 @@ def parameters_not_finite(facts: Facts) -> Findings:
     )
 
 
-def _not_finite(of: _Checks) -> list[NotFinite]:
-    """The ranks on which it shows first. Before the first check, parameters may be meant so."""
+def _not_finite(of: _Checks) -> list[tuple[int, LawCheck, LawCheck]]:
+    """The ranks on which it shows first, the last check at which parameters were finite, and the
+    next one. Before the first check, they may be meant so."""
     found = []
     for rank, checks in of.items():
         for earlier, check in pairwise(checks):
             known = len(earlier.nonfinite) < _MOST_NAMES  # else some may be left out
             if known and set(check.nonfinite) - set(earlier.nonfinite):
-                found.append(NotFinite(rank, earlier, check))
+                found.append((rank, earlier, check))
                 break
-    first = min((one.check.step for one in found), default=0)
-    return [one for one in found if one.check.step == first]
+    first = min((check.step for _, _, check in found), default=0)
+    return [one for one in found if one[2].step == first]
 
 
 @law(suspects=True)
 def parameters_not_initialised(facts: Facts) -> Findings:
     """Parameters were not finite before the first update, or nothing was written into them or into
     buffers that `to_empty` made."""
-    rows = [own.of("unwritten", _unwritten) for own in facts.of(recorded).values()]
+    every = facts.of(recorded).values()
+    rows = [own.rows("unwritten", line=str, names=plain_names) for own in every]
     if rows and all(rows):  # else other ranks may send them
         line, found = rows[0][0]
         unwritten = [name for name in found if all(name in of for ((_, of), *_) in rows)]
@@ -146,10 +128,6 @@ def parameters_not_initialised(facts: Facts) -> Findings:
         )
 
 
-def _unwritten(event: Mapping[str, Any]) -> tuple[str, list[str]]:
-    return str(event["line"]), [plain_name(name) for name in event["names"]]
-
-
 @law(Verdict.WRONG_GRADIENTS, suspects=True)
 def adapters_untrained(facts: Facts) -> Findings:
     """None of the low-rank adapters that an optimizer of a watched job trains ever had a gradient,
@@ -158,10 +136,8 @@ def adapters_untrained(facts: Facts) -> Findings:
     for of in _long(facts):
         gradients = _gradients(of)
         without = {n for n, seen in gradients.items() if seen == {NO_GRADIENT}}
-        zeros = {
-            n for n, seen in gradients.items()
-            if seen == {ZERO_GRADIENT} or seen == {ZERO_GRADIENT, NO_GRADIENT}
-        }  # fmt: skip
+        none = {n for n, seen in gradients.items() if seen <= {ZERO_GRADIENT, NO_GRADIENT}}
+        zeros = {name for name in none if ZERO_GRADIENT in gradients[name]}
         adapters = {name for name in gradients if _ADAPTER.search(name)}
         dead = adapters if adapters <= without | zeros and not facts.of(_complete_later) else set()
         if adapters and all(_of_zeros(checks) >= adapters for checks in of.values()):
@@ -214,8 +190,11 @@ def adapters_untrained(facts: Facts) -> Findings:
                     )
                     continue
                 nothing = Suspicious(f"{text} The updates train nothing.", tuple(names))
+                others = (rows for one in facts.of(_optimizers) for rows in one.values())
+                # This one has none, or only some of zeros.
+                others_train = any(trains((g,)) for rows in others for c in rows for g in c.grads)
                 every = len(names) == len(gradients) > 1
-                yield nothing if every and (zero or _others_train(facts, of)) else text
+                yield nothing if every and (zero or others_train) else text
 
 
 def _of_zeros(checks: Sequence[LawCheck]) -> set[str]:
@@ -231,13 +210,6 @@ def _of_zeros(checks: Sequence[LawCheck]) -> set[str]:
     return set.intersection(*rows)
 
 
-def _others_train(facts: Facts, of: _Checks) -> bool:
-    """Whether another optimizer had gradients."""
-    none = {None, NO_GRADIENT, ZERO_GRADIENT}
-    others = (one for one in facts.of(_optimizers) if one is not of)
-    return any(not set(c.grads) <= none for one in others for cs in one.values() for c in cs)
-
-
 def _complete_later(evidence: Evidence) -> bool:
     """Whether all parameters of a rank had gradients in its last steps, and not in earlier ones:
     parts of a model may train from a later step on than the last one that was checked."""
@@ -249,47 +221,33 @@ def _complete_later(evidence: Evidence) -> bool:
 def exchanges_one_way(facts: Facts) -> Findings:
     """Ranks of a watched job send each other activations in the forward and nothing in the
     backward, and parameters never had a gradient."""
-    call = facts.of(_one_way)
-    names = [
-        name
-        for of in _long(facts)
-        for name, seen in _gradients(of).items()
-        if seen == {NO_GRADIENT}
-    ]
-    if call is not None and names:
-        yield Suspicious(
-            f"{plural(len(names), 'parameter')} ({listed(names)}) had no gradient in all checked "
-            "steps, on every rank. The ranks send each other activations by all_to_all in the "
-            f"forward{at_line(call.site)}, and in the backward nothing goes back: "
-            "torch.distributed's all_to_all has no backward, so what comes before it gets no "
-            "gradient. Use torch.distributed.nn.functional.all_to_all_single, or an "
-            "autograd.Function that exchanges the gradients.",
-            tuple(names),
-        )
-
-
-def _one_way(evidence: Evidence) -> Collective | None:
-    """The first exchange of activations, if every rank makes some in the forward of several steps
-    and none in the backward."""
     found: list[Collective] = []
-    for seen in evidence.ranks.values():
+    for seen in facts.evidence.ranks.values():
         calls = [c for c in seen.collectives if c.op == "all_to_all" and "float" in c.dtype]
         forward = [call for call in calls if call.phase == "forward"]
         if len({call.step for call in forward}) < _ENOUGH or len(forward) < len(calls):
-            return None
+            return
         found += forward[:1]
-    return found[0] if found else None
+    of_names = (one for of in _long(facts) for one in _gradients(of).items())
+    names = [name for name, seen in of_names if seen == {NO_GRADIENT}]
+    if found and names:
+        yield Suspicious(
+            f"{counted(names)} had no gradient in all checked steps, on every rank. The ranks send "
+            f"each other activations by all_to_all in the forward{at_line(found[0].site)}, and in "
+            "the backward nothing goes back: torch.distributed's all_to_all has no backward, so "
+            "what comes before it gets no gradient. Use "
+            "torch.distributed.nn.functional.all_to_all_single, or an autograd.Function that "
+            "exchanges the gradients.",
+            tuple(names),
+        )
 
 
 def _cut(evidence: Evidence) -> frozenset[str]:
     """Modules whose parameters had no gradient and that ran without gradients in the next forward,
     whenever they were looked at, on all ranks."""
-    rows = [row for own in recorded(evidence).values() for row in own.of("no_grad", _modules)]
+    every = (own.rows("no_grad", modules=plain_names) for own in recorded(evidence).values())
+    rows = [frozenset(names) for of in every for (names,) in of]
     return frozenset.intersection(*rows) if len(rows) >= _ENOUGH else frozenset()
-
-
-def _modules(event: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset(plain_name(name) for name in event["modules"])
 
 
 def _gradients(of: _Checks) -> dict[str, set[str | None]]:
@@ -339,8 +297,8 @@ def learning_rate_zero(facts: Facts) -> Findings:
         since = sorted(step for step in steps if step > last)
         if last and len(since) > 1 and since[-1] >= 2 * since[0]:
             yield Suspicious(
-                f"The learning rate of {_name(of)} is 0 from step {since[0]} (of "
-                f"{since[-1]} or more) on{at_line(lines[since[0]])}, on all ranks: updates change "
+                f"The learning rate of {_name(of)} is 0 from step {since[0]} (of {since[-1]} or "
+                f"more) on{at_line(lines[since[0]])}, on all ranks: updates change "
                 "nothing any more. A schedule ends too early where it counts micro-batches, or the "
                 "updates of all ranks, or gets a number of steps that is divided by them."
             )
@@ -372,9 +330,9 @@ def updates_undone(facts: Facts) -> Findings:
     back."""
     names = _undone(facts)
     text = (
-        f"The optimizer changed {plural(len(names), 'parameter')} ({listed(names)}) in its "
-        f"updates, and before each next update {'they' if len(names) > 1 else 'it'} had the "
-        "first value again: after the update something writes old values into the model"
+        f"The optimizer changed {counted(names)} in its updates, and before each next update "
+        f"{'they' if len(names) > 1 else 'it'} had the first value again: after the update "
+        "something writes old values into the model"
     )
     # A scale may be pressed against a bound, and a mask may prune a whole layer.
     if names and facts.of(_free).isdisjoint(names):
@@ -407,8 +365,10 @@ def _undone(facts: Facts) -> tuple[str, ...]:
     for of in _long(facts):
         updates: dict[int, set[str]] = defaultdict(set)
         for rank in of:
-            for step, names in facts.of(recorded)[rank].of("updated", _updated):
-                updates[step] |= names
+            for step, changed in facts.of(recorded)[rank].rows(
+                "updated", step=int, names=plain_names
+            ):
+                updates[step] |= {*changed}
         still = _still(of)
         if set(still) < {piece.name for checks in of.values() for piece in checks[0].pieces}:
             often = [n for n in still if sum(n in of for of in updates.values()) >= _ENOUGH - 1]
@@ -416,16 +376,15 @@ def _undone(facts: Facts) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _updated(event: Mapping[str, Any]) -> tuple[int, frozenset[str]]:
-    return int(event["step"]), frozenset(plain_name(name) for name in event["names"])
-
-
 @law(suspects=True)
 def weights_returned(facts: Facts) -> Findings:
     """Parameters had again the values of a much earlier update, so what was trained in between is
     lost."""
-    rows = [own.of("returned", _returned) for own in facts.of(recorded).values()]
-    returns = dict.fromkeys(one for of in rows for one in of)
+    returns = dict.fromkeys(
+        one
+        for own in facts.of(recorded).values()
+        for one in own.rows("returned", step=int, name=plain_name, since=int)
+    )
     # Several tasks that begin from the same weights return to other ones later.
     if returns and len({since for _, _, since in returns}) == 1:
         step, _, since = next(iter(returns))
@@ -438,10 +397,6 @@ def weights_returned(facts: Facts) -> Findings:
             "as a backup that is not renewed, and what was trained in between is lost.",
             names,
         )
-
-
-def _returned(event: Mapping[str, Any]) -> tuple[int, str, int]:
-    return int(event["step"]), plain_name(event["name"]), int(event["since"])
 
 
 @law(suspects=True)
@@ -458,9 +413,8 @@ def parameters_still(facts: Facts) -> Findings:
     )
     if names:
         yield Suspicious(
-            f"{plural(len(names), 'parameter')} ({listed(names)}) did not change between the "
-            "checked steps, though gradients and learning rate were not zero: updates may round to "
-            "nothing in the parameters' dtype.",
+            f"{counted(names)} did not change between the checked steps, though gradients and "
+            "learning rate were not zero: updates may round to nothing in the parameters' dtype.",
             names,
         )
 
@@ -509,8 +463,7 @@ def copies_apart(facts: Facts) -> Findings:
     if found:
         names = tuple(found)
         yield Broken(
-            f"The optimizer updated its copies of {plural(len(names), 'parameter')} "
-            f"({listed(names)}), and the model kept the first "
+            f"The optimizer updated its copies of {counted(names)}, and the model kept the first "
             f"{'values' if len(names) > 1 else 'value'} in all checked steps, though it computes "
             "gradients with them: the updates were never copied into the model.",
             pattern="copies",
@@ -522,8 +475,8 @@ def copies_apart(facts: Facts) -> Findings:
 
 def _overwritten(facts: Facts) -> Findings:
     """Whether parameters differed from DeepSpeed's copies of them before the first update only."""
-    rows = [own.of("copied", _copied) for own in facts.of(recorded).values()]
-    every = (check for of in facts.of(_optimizers) for checks in of.values() for check in checks)
+    rows = [own.rows("copied", step=int, apart=plain_names) for own in facts.of(recorded).values()]
+    every = [check for of in facts.of(_optimizers) for checks in of.values() for check in checks]
     first = {check.step for check in every if not check.count}
     known = all(len(own) >= _ENOUGH and own[0][0] in first for own in rows)
     names = tuple(dict.fromkeys(name for own in rows for _, of in own[:1] for name in of))
@@ -540,17 +493,13 @@ def _overwritten(facts: Facts) -> Findings:
         )
 
 
-def _copied(event: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
-    return int(event["step"]), tuple(map(plain_name, event["apart"]))
-
-
 def _not_copied(checks: Sequence[LawCheck]) -> list[str]:
     """Parameters that never changed and had gradients, while their copies did; nothing if all of
     the model is so: it may be another model than the one that trains."""
     trained = [
         (piece.name, {check.params[at] for check in checks}, [c.copies.get(at) for c in checks])
         for at, piece in enumerate(checks[0].pieces)
-        if not {check.grads[at] for check in checks} & {None, NO_GRADIENT, ZERO_GRADIENT}
+        if trains(check.grads[at] for check in checks)
     ]
     still = [
         name

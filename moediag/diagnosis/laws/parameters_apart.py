@@ -13,16 +13,16 @@ from moediag.diagnosis.laws.large_calls import (
     averaged,
     divides_inside,
     exchanges,
+    meets_in_forward,
     sends_nothing,
 )
 from moediag.diagnosis.laws.law import Broken, Suspicious, recorded
-from moediag.diagnosis.laws.model_inputs import meets_in_forward
 from moediag.diagnosis.laws.unreduced_calls import line_of, lines_of
 from moediag.diagnosis.numbers.law_breaches import Apart, law_facts
 from moediag.diagnosis.numbers.reduced_gradients import not_reduced
 from moediag.evidence.law_model import PLAIN, REDUCED, LawPiece
 from moediag.evidence.model import Evidence
-from moediag.result.wording import at_line, listed, plural, ranks
+from moediag.result.wording import agreeing, at_line, few_on_each, listed, plural, ranks
 
 
 def parameters_apart(facts: Facts) -> Apart | None:
@@ -41,17 +41,20 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
     """What is said of parameters that no wrapper keeps equal."""
     if facts.of(exchanges) and not (apart.still or apart.unsynchronised):
         apart = replace(apart, names=apart.every)
-    many, names = plural(len(apart.names), "parameter"), listed(apart.names)
+    one, told = len(apart.names) == 1, listed(apart.names)
     if not any("." in name for name in apart.names):  # of no module, or of one that is a model
         every = (one for own in facts.of(recorded).values() for one in own.checks)
-        by = next(c for c in every if any(piece.name in apart.names for piece in c.pieces))
-        names += f", updated by {by.optimizer}.step(){at_line(by.line)}"
-    one = len(apart.names) == 1
-    was, differ = ("was", "differs") if one else ("were", "differ")
+        by = next(check for check in every if not {*check.names}.isdisjoint(apart.names))
+        told += f", updated by {by.optimizer}.step(){at_line(by.line)}"
+    names = f"{plural(len(apart.names), 'parameter')} ({told})"
+    were_equal = (
+        f"{agreeing('was', apart.names)} equal on all ranks at first and "
+        f"{agreeing('differs', apart.names)} since step {apart.since}"
+    )
     if apart.still:
         others = "the others" if len(facts.of(recorded)) > 2 else "the other rank"
         return Broken(
-            f"{many} ({names}) kept {'its' if one else 'their'} first value on "
+            f"{names} kept {'its' if one else 'their'} first value on "
             f"{ranks(apart.still)}, with gradients in all checked steps, and changed on {others}; "
             "the remaining parameters are updated alike on all ranks: an update that one rank made "
             "did not reach the others.",
@@ -61,9 +64,8 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
         )
     if facts.of(exchanges) and not apart.unsynchronised:
         text = (
-            f"{many} ({names}) {was} equal on all ranks at first and {differ} since step "
-            f"{apart.since}. The ranks exchange samples or their gradients (all_to_all), so each "
-            "may have experts or tables of its own"
+            f"{names} {were_equal}. The ranks exchange samples or their gradients (all_to_all), so "
+            "each may have experts or tables of its own"
         )
         held = tuple(name for name in apart.names if "expert" not in name.lower())
         if not (facts.of(_has_experts) or apart.alone) or not held:
@@ -90,15 +92,12 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
                 "adds up their gradients."
             )
         return Suspicious(
-            f"{many} ({names}) {was} equal on all ranks at first and {differ} since step "
-            f"{apart.since}, though {why}{_reasons(apart, facts)}",
-            apart.names,
+            f"{names} {were_equal}, though {why}{_reasons(apart, facts)}", apart.names
         )
     if facts.of(divides_inside) and facts.of(_wraps_others) and not apart.unsynchronised:
         return (
-            f"{many} ({names}) {was} equal on all ranks at first and {differ} since step "
-            f"{apart.since}. No wrapper has {'it' if one else 'them'}, and the ranks gather and "
-            "add up activations in the forward, so each may have its part of a layer."
+            f"{names} {were_equal}. No wrapper has {'it' if one else 'them'}, and the ranks gather "
+            "and add up activations in the forward, so each may have its part of a layer."
         )
     if not apart.whole:
         others = "the other parameters stay equal while they train"
@@ -115,13 +114,13 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
                 f"and update, and those of {listed(own)} are not."
             )
         return Suspicious(
-            f"{many} ({names}) {differ} between ranks since step {apart.since}. "
-            f"{'It' if one else 'They'} {was} equal at first, and {others}: {why}",
+            f"{names} {agreeing('differs', apart.names)} between ranks since step {apart.since}. "
+            f"{'It was' if one else 'They were'} equal at first, and {others}: {why}",
             apart.names,
         )
     text = (
-        f"{'The parameter' if one else f'All {many}'} that no wrapper keeps equal ({names}) {was} "
-        f"equal on all ranks at first and {differ} since step {apart.since}"
+        f"{'The parameter' if one else f'All {len(apart.names):,} parameters'} that no wrapper "
+        f"keeps equal ({told}) {were_equal}"
     )
     why, step = _why_unwrapped(apart, facts)
     if why and not facts.of(averaged) and not facts.of(trains_own) and not facts.of(_hooked):
@@ -153,7 +152,7 @@ def _renewed(evidence: Evidence) -> str:
             keys.setdefault(check.key.partition(".")[0], {}).setdefault(rank, set()).add(check.key)
     for of in keys.values():
         if len({len(made) for made in of.values()}) > 1:
-            told = ", ".join(f"{len(made)} on rank {rank}" for rank, made in list(of.items())[:4])
+            told = few_on_each({rank: len(made) for rank, made in of.items()})
             return (
                 f"Optimizers were made anew for them on some ranks (seen: {told}): a new one "
                 "begins without moments."
@@ -179,8 +178,7 @@ def _wraps_others(evidence: Evidence) -> bool:
 
 
 def _pieces(evidence: Evidence) -> list[LawPiece]:
-    checks = (one for own in recorded(evidence).values() for one in own.checks[:1])
-    return [piece for one in checks for piece in one.pieces]
+    return [p for own in recorded(evidence).values() for c in own.checks[:1] for p in c.pieces]
 
 
 def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
@@ -197,7 +195,7 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
             "wrapped. Or use accelerate 1.13.",
         )
     bare = lines_of(facts, "bare")
-    hows = {piece.how for own in laws.values() for one in own.checks for piece in one.pieces}
+    hows = {piece.how for own in laws.values() for piece in own.pieces}
     if len(bare) == len(laws) > 1 and hows == {PLAIN}:
         return (
             "DistributedDataParallel wrapped the model, and the wrapper does not exist any more: "
@@ -251,8 +249,8 @@ def trains_own(evidence: Evidence) -> bool:
     """Whether each rank trains a model of its own on purpose: ranks began with other numbers of the
     optimizer, as in a search, or each saves matrices to files of its own."""
     laws = recorded(evidence).values()
-    files = [{*own.of("saved", lambda event: str(event["file"]))} for own in laws]
-    if all(files) and len(set[str]().union(*files)) == sum(map(len, files)) > 1:
+    files = [{*own.rows("saved", file=str)} for own in laws]
+    if all(files) and len({file for of in files for file in of}) == sum(map(len, files)) > 1:
         return True
     numbers = [own.checks[0].hyper for own in recorded(evidence).values() if own.checks]
     return any(one != numbers[0] for one in numbers)

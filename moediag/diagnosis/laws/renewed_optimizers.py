@@ -8,7 +8,7 @@ from itertools import pairwise
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import REDUCED, LawCheck
-from moediag.result.wording import at_line, plural, ranks
+from moediag.result.wording import at_line, few, plural, ranks
 
 _ENOUGH = 2  # times
 
@@ -17,62 +17,48 @@ _ENOUGH = 2  # times
 def moments_dropped(facts: Facts) -> Findings:
     """The optimizer of a wrapped model is made anew again and again, without the state of the one
     before; or an optimizer's own state is emptied, on some ranks or again and again."""
-    yield from _emptied(facts)
-    found: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    first: dict[tuple[int, ...], LawCheck] = {}
-    for rank, own in facts.of(recorded).items():
+    every = facts.of(recorded)
+    anew: dict[tuple[int, ...], list[tuple[int, LawCheck]]] = defaultdict(list)
+    emptied: dict[tuple[int, ...], list[tuple[int, LawCheck]]] = defaultdict(list)
+    for rank, own in every.items():
         # All optimizers of the same parameters and class, in the order of their making.
-        of: dict[str, dict[str, list[LawCheck]]] = defaultdict(dict)
+        of: dict[str, dict[str, list[LawCheck]]] = defaultdict(lambda: defaultdict(list))
         for check in own.checks:
-            if check.optimizer and all(piece.how == REDUCED for piece in check.pieces):
-                digest, _, _ = check.key.rpartition(".")
-                of[digest].setdefault(check.key, []).append(check)
-        for rows in of.values():
-            anew = [new[0] for old, new in pairwise(rows.values()) if _takes_over(old, new)]
-            if len(anew) >= _ENOUGH:
-                steps = tuple(check.step for check in anew)
-                found[steps].append(rank)
-                first[steps] = anew[0]
-    for steps, who in found.items():
-        check = first[steps]
+            of[check.key.rpartition(".")[0]][check.key].append(check)
+        for made in of.values():
+            rows = [[c for c in one if c.optimizer and _reduced(c)] for one in made.values()]
+            again = [new[0] for old, new in pairwise(filter(None, rows)) if _takes_over(old, new)]
+            if len(again) >= _ENOUGH:
+                anew[tuple(check.step for check in again)].append((rank, again[0]))
+            for one in made.values():
+                # It had counted fewer updates than at the check before.
+                less = [b for a, b in pairwise(one) if 0 <= b.age < a.age and b.count > a.count]
+                if less:
+                    emptied[tuple(check.step for check in less)].append((rank, less[0]))
+    for steps, found in emptied.items():
+        check = found[-1][1]
+        if len(found) < len(every) or len(steps) >= _ENOUGH:
+            alone = " alone" if len(found) < len(every) else ""
+            yield Suspicious(
+                f"On {ranks(rank for rank, _ in found)}{alone}, before "
+                f"{'steps' if len(steps) > 1 else 'step'} {few(steps)}, something emptied the "
+                f"state (moments, step counts) of the {check.optimizer} that steps"
+                f"{at_line(check.line)}: it had counted {check.age:g} of "
+                f"{plural(check.count, 'update')}.",
+                check.names,
+            )
+    for steps, found in anew.items():
+        check = found[-1][1]
         yield Suspicious(
-            f"On {ranks(who)} the {check.optimizer} that steps{at_line(check.line)} was made anew "
-            f"before steps {', '.join(map(str, steps[:6]))}: each time the state (moments, step "
-            f"counts) of {plural(len(check.pieces), 'parameter')} began again.",
-            tuple(piece.name for piece in check.pieces),
+            f"On {ranks(rank for rank, _ in found)} the {check.optimizer} that steps"
+            f"{at_line(check.line)} was made anew before steps {few(steps)}: each time the state "
+            f"(moments, step counts) of {plural(len(check.pieces), 'parameter')} began again.",
+            check.names,
         )
 
 
-def _emptied(facts: Facts) -> Findings:
-    """The state of one optimizer had counted fewer updates than at the check before."""
-    every = facts.of(recorded)
-    emptied: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    first: dict[tuple[int, ...], LawCheck] = {}
-    for rank, own in every.items():
-        of: dict[str, list[LawCheck]] = defaultdict(list)
-        for check in own.checks:
-            of[check.key].append(check)
-        for rows in of.values():
-            again = [
-                new
-                for old, new in pairwise(rows)
-                if 0 <= new.age < old.age and new.count > old.count
-            ]
-            if again:
-                steps = tuple(check.step for check in again)
-                emptied[steps].append(rank)
-                first[steps] = again[0]
-    for steps, who in emptied.items():
-        check = first[steps]
-        if len(who) < len(every) or len(steps) >= _ENOUGH:
-            alone = " alone" if len(who) < len(every) else ""
-            yield Suspicious(
-                f"On {ranks(who)}{alone}, before {'steps' if len(steps) > 1 else 'step'} "
-                f"{', '.join(map(str, steps[:6]))}, something emptied the state (moments, step "
-                f"counts) of the {check.optimizer} that steps{at_line(check.line)}: it had counted "
-                f"{check.age:g} of {plural(check.count, 'update')}.",
-                tuple(piece.name for piece in check.pieces),
-            )
+def _reduced(check: LawCheck) -> bool:
+    return all(piece.how == REDUCED for piece in check.pieces)
 
 
 def _takes_over(old: list[LawCheck], new: list[LawCheck]) -> bool:

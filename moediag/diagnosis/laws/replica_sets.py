@@ -12,7 +12,7 @@ from moediag.diagnosis.numbers.law_breaches import Breach, law_facts
 from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, checks_of
 from moediag.evidence.law_model import PART
 from moediag.result import Verdict
-from moediag.result.wording import UNCHECKED, listed, plural, ranks
+from moediag.result.wording import UNCHECKED, agreeing, counted, plural, ranks
 
 
 @law(Verdict.REPLICA_DIVERGENCE)
@@ -44,9 +44,8 @@ def replicas_apart(facts: Facts) -> Findings:
     if found.written is not None and breach is None and found.written.parameters is not None:
         names = found.written.parameters.names
         yield Suspicious(
-            f"{plural(len(names), 'parameter')} ({listed(names)}) of a wrapper without gradients "
-            f"{'differ' if len(names) > 1 else 'differs'} between ranks: the program itself writes "
-            "other values on each rank.",
+            f"{counted(names)} of a wrapper without gradients {agreeing('differs', names)} between "
+            "ranks: the program itself writes other values on each rank.",
             names,
         )
     apart = parameters_apart(facts)
@@ -98,7 +97,7 @@ def _owners(facts: Facts, breach: Breach) -> str:
 def _in_shards_of_one(b: Breach, facts: Facts) -> bool:
     """Whether FSDP1 was told to divide the parameters within groups of one rank."""
     names = b.parameters.names if b.parameters is not None and not b.initial else ()
-    pieces = (p for own in facts.of(recorded).values() for c in own.checks for p in c.pieces)
+    pieces = (piece for own in facts.of(recorded).values() for piece in own.pieces)
     return {piece.part for piece in pieces if piece.name in names} == {"shard 0 of 1"}
 
 
@@ -147,12 +146,7 @@ def checked(facts: Facts) -> str:
     steps = facts.of(law_facts).checked
     if steps:
         return f"no law was broken in {plural(steps, 'checked step')}"
-    hows = {
-        piece.how
-        for laws in facts.of(recorded).values()
-        for check in laws.checks
-        for piece in check.pieces
-    }
+    hows = {piece.how for own in facts.of(recorded).values() for piece in own.pieces}
     if not hows:
         return ""
     why = ": no two ranks hold the same parameters" if hows == {PART} else ""

@@ -14,8 +14,7 @@ from moediag.result.wording import plural, ranks
 def restart_forgets(facts: Facts) -> Findings:
     """A restarted rank began with the weights that it had after a save of an earlier attempt, and
     its optimizer with other state, step counts or settings."""
-    found: dict[str, list[int]] = {}
-    names: dict[str, tuple[str, ...]] = {}
+    found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for rank, own in facts.of(recorded).items():
         earlier = facts.evidence.earlier.get(rank, ())
         for check in own.checks:
@@ -26,10 +25,9 @@ def restart_forgets(facts: Facts) -> Findings:
                     f"began with its weights of step {saved.step} of an earlier attempt, after "
                     f"a save, and {check.optimizer} {text}."
                 )
-                found.setdefault(said, []).append(rank)
-                names[said] = tuple(piece.name for piece in check.pieces)
-    for text, who in found.items():
-        yield Suspicious(f"After the restart, {ranks(who)} {text}", names[text])
+                found.setdefault((said, check.names), []).append(rank)
+    for (text, names), who in found.items():
+        yield Suspicious(f"After the restart, {ranks(who)} {text}", names)
 
 
 def _saved(check: LawCheck, earlier: tuple[LawCheck, ...]) -> LawCheck | None:

@@ -28,7 +28,8 @@ def gradients_rounded(facts: Facts) -> Findings:
     for own in facts.of(recorded).values():
         # An update is that of the step after the one of which clearing was recorded.
         times = {(one.optimizer, one.step + 1): one.times for one in own.cleared}
-        rows = [row for row in own.of("rounded", _read) if times.get(row[:2], 0) >= _MANY]
+        every = own.rows("rounded", optimizer=str, step=int, matrices=int, rounded=int)
+        rows = [row for row in every if times.get(row[:2], 0) >= _MANY]
         wrong = [row for row in rows if row[2] == row[3] >= _FEW]
         if len(wrong) >= _ENOUGH and len(wrong) == len(rows):
             optimizer, step, matrices, _ = wrong[0]
@@ -76,8 +77,3 @@ def _reduced_in_low_precision(evidence: Evidence) -> bool:
     return any(p.how == LOCAL for p in pieces) or any(
         one in call.dtype for call in calls for one in _LOW
     )
-
-
-def _read(event: Mapping[str, Any]) -> tuple[str, int, int, int]:
-    numbers = int(event["step"]), int(event["matrices"]), int(event["rounded"])
-    return str(event["optimizer"]), *numbers

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.large_calls import splits_samples
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
 from moediag.diagnosis.laws.model_inputs import averaging, same_part
+from moediag.diagnosis.numbers import agreement
 from moediag.evidence.law_model import ModelInputs, RankLaws
 from moediag.evidence.model import Evidence
-from moediag.result.wording import at_line, ranks
+from moediag.result.wording import at_line, few_on_each, ranks
 
 _ENOUGH = 2  # steps
 _LAST = 3  # compared steps
@@ -36,15 +38,15 @@ def samplers_apart(facts: Facts) -> Findings:
             )
             return
         single = {s: of for s, of in steps.items() if all(one.replicas for one in of.values())}
-        for what, read in (("seed", _seed), ("epoch", _epoch)):
-            found = [step for step, of in single.items() if len(set(map(read, of.values()))) > 1]
+        for what in ("seed", "epoch"):
+            told = {s: {r: getattr(one, what) for r, one in of.items()} for s, of in single.items()}
+            found = [step for step, of in told.items() if len(set(of.values())) > 1]
             if len(found) >= _ENOUGH:
-                first = single[found[0]]
                 yield Suspicious(
-                    f"In step {found[0]} the {_named(first)} shuffled with a different {what} on "
-                    f"each of these ranks ({_told(first, read)}): their parts belong to different "
-                    "orders, so some samples come twice in a pass and others never."
-                    + (" Call set_epoch on every rank." if what == "epoch" else "")
+                    f"In step {found[0]} the {_named(single[found[0]])} shuffled with a different "
+                    f"{what} on each of these ranks ({few_on_each(told[found[0]])}): their parts "
+                    "belong to different orders, so some samples come twice in a pass and others "
+                    "never." + (" Call set_epoch on every rank." if what == "epoch" else "")
                 )
                 return
         same = [step for step, of in single.items() if _one_part(list(of.values()))]
@@ -56,7 +58,7 @@ def samplers_apart(facts: Facts) -> Findings:
                 "samples, and nobody on the others. Give it each rank's own `rank`."
             )
             return
-        split = facts.of(_splits_samples)
+        split = facts.of(splits_samples)
         whole = [step for step, of in steps.items() if _undivided(list(of.values()), split)]
         if len(whole) >= _ENOUGH and not same_part.broken(facts):
             every = steps[whole[0]]
@@ -90,7 +92,7 @@ def ranks_unlike(facts: Facts) -> Findings:
         if len(over) < 2 or not set(over) <= laws.keys():
             continue
         rows = {rank: _settings(laws[rank], over) for rank in over}
-        steps = sorted(set.intersection(*(set(row) for row in rows.values())))[-_LAST:]
+        steps = [*agreement.together({rank: row.items() for rank, row in rows.items()})][-_LAST:]
         if len(steps) < _ENOUGH:
             continue
         last = {rank: [row[step] for step in steps] for rank, row in rows.items()}
@@ -114,7 +116,7 @@ _Settings = dict[str, dict[str, tuple[int, str]]]  # what -> value -> how many, 
 def _settings(own: RankLaws, over: tuple[int, ...]) -> dict[int, _Settings]:
     """By step, of the models whose gradients a wrapper averages over these ranks, if there is
     one."""
-    every = own.of("settings", _of_model)
+    every = own.rows("settings", step=int, over=tuple, of=_texts)
     found: dict[int, _Settings] = {}
     for step, averages, texts in every:
         if averages == (over if any(one for _, one, _ in every) else ()):
@@ -132,11 +134,8 @@ def _settings(own: RankLaws, over: tuple[int, ...]) -> dict[int, _Settings]:
     return found
 
 
-def _of_model(
-    event: Mapping[str, Any],
-) -> tuple[int, tuple[int, ...], dict[str, tuple[int, str]]]:
-    texts = {str(text): (int(number), str(name)) for text, (number, name) in event["of"].items()}
-    return int(event["step"]), tuple(event["over"]), texts
+def _texts(settings: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
+    return {str(text): (int(number), str(name)) for text, (number, name) in settings.items()}
 
 
 def _weights(event: Mapping[str, Any]) -> tuple[int, dict[str, tuple[int, str]]]:
@@ -189,10 +188,10 @@ def _divided_in_part(facts: Facts) -> Findings:
     """Two loaders of the same updates, of which only one is divided among the ranks."""
     laws = facts.of(recorded)
     for over in sorted(facts.of(averaging)):
-        rows = [dict(laws[rank].of("beside", _beside)) for rank in over if rank in laws]
-        steps = set.intersection(*map(set, rows)) if rows else set()
+        rows = {rank: laws[rank].of("beside", _beside) for rank in over if rank in laws}
+        steps = agreement.together(rows)
         if len(rows) == len(over) > 1 and len(steps) >= _ENOUGH:
-            loader, divided = rows[0][min(steps)]
+            loader, divided = next(iter(steps.values()))[over[0]]
             yield Suspicious(
                 f"For the same updates each rank draws from all samples of one dataset (the "
                 f"{loader}), and from its part of those of another, which a sampler divides"
@@ -209,14 +208,6 @@ def _beside(event: Mapping[str, Any]) -> tuple[int, tuple[str, str]]:
     return int(event["step"]), (f"{event['sampler']}{at}", of)
 
 
-def _seed(one: ModelInputs) -> int:
-    return one.seed
-
-
-def _epoch(one: ModelInputs) -> int:
-    return one.epoch
-
-
 def _foreign(one: ModelInputs) -> bool:
     return one.drawn > 0 and one.given > 0 and one.drawn != one.given
 
@@ -225,16 +216,6 @@ def _one_part(of: Sequence[ModelInputs]) -> bool:
     """Whether ranks ask for the same part of one order, of several."""
     asked = {(one.replicas, one.number, one.seed, one.epoch, one.made, one.given) for one in of}
     return len(asked) == 1 and of[0].replicas > 1
-
-
-def _splits_samples(evidence: Evidence) -> bool:
-    """Whether ranks exchange activations in the forward, as those do that have parts of the same
-    samples."""
-    return any(
-        call.phase == "forward" and call.op != "broadcast" and not call.parameters
-        for seen in evidence.ranks.values()
-        for call in seen.collectives
-    )
 
 
 def _undivided(of: Sequence[ModelInputs], split: bool) -> bool:
@@ -252,7 +233,3 @@ def _named(of: Mapping[int, ModelInputs]) -> str:
     first = next(iter(of.values()))
     line = first.made or first.line
     return first.sampler + (f" of the loader at {line}" if line else "")
-
-
-def _told(of: Mapping[int, ModelInputs], read: Callable[[ModelInputs], int]) -> str:
-    return ", ".join(f"{read(one)} on {ranks((rank,))}" for rank, one in list(of.items())[:4])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
@@ -13,7 +13,7 @@ from moediag.evidence.model import Evidence
 from moediag.protocol import build
 from moediag.protocol.tolerance import LARGE
 from moediag.records import dataclass
-from moediag.result.wording import at_line, listed, ranks
+from moediag.result.wording import agreeing, at_line, few, listed, ranks
 
 _ENOUGH = 2  # steps
 
@@ -35,12 +35,8 @@ class Shared:
     """The parameters of the linear layer that made the value, or ""."""
 
     @property
-    def name(self) -> str:
-        return self.function.removesuffix("Backward")
-
-    @property
-    def at(self) -> str:
-        return f" at {self.line}" if self.line else ""
+    def place(self) -> str:
+        return f"{self.function.removesuffix('Backward')}{at_line(self.line)}"
 
 
 @law(suspects=True)
@@ -67,7 +63,7 @@ def shared_gradients_lost(facts: Facts) -> Findings:
                     "gradients."
                 )
             yield Suspicious(
-                f"{one.name}{one.at} calls {one.op} in its forward, so {ranks(one.ranks)} share "
+                f"{one.place} calls {one.op} in its forward, so {ranks(one.ranks)} share "
                 "the result; in the backward its gradient differs between them by up to "
                 f"{100 * min(size, 1):.0f} % of its norm, and nothing adds the gradients: {why}"
             )
@@ -76,20 +72,18 @@ def shared_gradients_lost(facts: Facts) -> Findings:
 
 def _cut(facts: Facts) -> Findings:
     """What all ranks gathered at one line in several steps, and what no backward reached."""
-    rows = [own.of("gathered", _unreached) for own in facts.of(recorded).values()]
-    steps: list[dict[str, set[int]]] = []
-    for of in rows:
-        found: dict[str, set[int]] = defaultdict(set)
-        steps.append(found)
-        for step, lines in of:
-            for line in lines:
-                found[line].add(step)
-    for line in steps[0] if steps else ():
-        common = sorted(set.intersection(*(of.get(line, set()) for of in steps)))
+    rows = {
+        rank: [((line, step), True) for step, of in own.of("gathered", _unreached) for line in of]
+        for rank, own in facts.of(recorded).items()
+    }
+    steps: dict[str, list[int]] = defaultdict(list)
+    for line, step in agreement.together(rows):
+        steps[line].append(step)
+    for line, common in steps.items():
         if len(common) >= _ENOUGH:
             yield Suspicious(
-                f"In steps {', '.join(map(str, common[:6]))} the ranks gather what they computed "
-                f"with gradients{at_line(line)}, and no backward reaches it: the all_gather of "
+                f"In steps {few(common)} the ranks gather what they computed with gradients"
+                f"{at_line(line)}, and no backward reaches it: the all_gather of "
                 "torch.distributed has no backward, so what computed it is not trained by this "
                 "part of the loss. Put the rank's own tensor back into its place in the gathered "
                 "list, or use torch.distributed.nn.functional.all_gather; gather it under no_grad "
@@ -117,12 +111,14 @@ def _called_apart(facts: Facts, who: Sequence[int]) -> bool:
 def biases_added_again(facts: Facts) -> Findings:
     """Each rank adds the same bias to its part of a product, and the parts are added up."""
     found: dict[str, tuple[set[int], Shared]] = {}
-    values = facts.of(_values)
+    values = {rank: own.values() for rank, own in facts.of(recorded).items()}
     for step, rows in facts.of(_rows):
         one = rows[0]
         same = len({(row.bias, row.matrix) for row in rows}) == 1 and one.op == "all_reduce"
-        biases = [values.get((rank, one.bias), ()) for rank in one.ranks]
-        matrices = [values.get((rank, one.matrix), ()) for rank in one.ranks]
+        biases, matrices = (
+            [tuple(values[rank].get(name, ())) for rank in one.ranks]
+            for name in (one.bias, one.matrix)
+        )
         trains = biases[0] and len(set(biases)) == 1 and len(set(biases[0])) > 1
         if same and one.bias and trains and () not in matrices and len(set(matrices)) > 1:
             found.setdefault(one.bias, (set(), one))[0].add(step)
@@ -130,9 +126,9 @@ def biases_added_again(facts: Facts) -> Findings:
     if names:
         one = found[names[0]][1]
         yield Suspicious(
-            f"{listed(names)} {'are' if len(names) > 1 else 'is'} the same on {ranks(one.ranks)}, "
+            f"{listed(names)} {agreeing('is', names)} the same on {ranks(one.ranks)}, "
             f"which hold different parts of {one.matrix}, and each rank adds it before the sum "
-            f"over them ({one.name}{one.at}): it counts {len(one.ranks)} times. Add it after the "
+            f"over them ({one.place}): it counts {len(one.ranks)} times. Add it after the "
             "sum.",
             names,
         )
@@ -142,31 +138,15 @@ def _rows(evidence: Evidence) -> tuple[tuple[int, tuple[Shared, ...]], ...]:
     """Steps, and what all ranks of a group recorded of one place of the program."""
     found: dict[tuple[int, tuple[int, ...]], dict[int, list[Shared]]] = defaultdict(dict)
     for rank, own in recorded(evidence).items():
-        for step, rows in own.of("shared", _read):
+        for step, rows in own.rows(
+            "shared", step=int, rows=lambda rows: [build(Shared, row) for row in rows]
+        ):
             for row in rows:
                 found[step, row.ranks].setdefault(rank, []).append(row)
-    return tuple(_places(found))
-
-
-def _places(
-    found: Mapping[tuple[int, tuple[int, ...]], Mapping[int, list[Shared]]],
-) -> Iterator[tuple[int, tuple[Shared, ...]]]:
+    places: list[tuple[int, tuple[Shared, ...]]] = []
     for (step, who), by_rank in sorted(found.items()):
         alike = {tuple((one.function, one.op) for one in rows) for rows in by_rank.values()}
         if set(by_rank) == set(who) and len(who) > 1 and len(alike) == 1:
-            for place in zip(*(by_rank[rank] for rank in who), strict=True):
-                yield step, place
-
-
-def _values(evidence: Evidence) -> dict[tuple[int, str], tuple[str | None, ...]]:
-    """The values of each rank's parameters over the checked steps."""
-    found: dict[tuple[int, str], list[str | None]] = defaultdict(list)
-    for rank, own in recorded(evidence).items():
-        for check in own.checks:
-            for piece, value in zip(check.pieces, check.params, strict=False):
-                found[rank, piece.name].append(value)
-    return {place: tuple(values) for place, values in found.items()}
-
-
-def _read(event: Mapping[str, Any]) -> tuple[int, tuple[Shared, ...]]:
-    return int(event["step"]), tuple(build(Shared, row) for row in event["rows"])
+            every = zip(*(by_rank[rank] for rank in who), strict=True)
+            places += [(step, place) for place in every]
+    return tuple(places)

@@ -1,4 +1,4 @@
-"""A matrix that stages of a pipeline share, or some ranks of a job, stays the same on them."""
+"""A matrix that stages of a pipeline share stays the same on both."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections import defaultdict
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law
-from moediag.diagnosis.numbers.agreement import sides
 from moediag.diagnosis.numbers.law_splits import Checks, checks_of
-from moediag.evidence.law_model import NO_GRADIENT, PLAIN
-from moediag.result.wording import listed, plural, ranks
+from moediag.evidence.law_model import NO_GRADIENT
 
-_ENOUGH = 2  # steps
 _Place = tuple[int, str, int]  # rank, key of the optimizer, position among its pieces
 
 
@@ -53,45 +50,6 @@ def stage_matrices_apart(facts: Facts) -> Findings:
                 "gradients."
             )
             return
-
-
-@law(suspects=True)
-def expert_replicas_apart(facts: Facts) -> Findings:
-    """Several sets of ranks began with matrices of their own, each the same on all ranks of a set,
-    and they differ within the sets later, while those of all ranks stay equal."""
-    rows: dict[str, dict[int, dict[int, str | None]]] = defaultdict(lambda: defaultdict(dict))
-    for (key, step), by_rank in facts.of(checks_of).items():
-        for rank, check in by_rank.items():
-            for at, piece in enumerate(check.pieces if key == check.key else ()):
-                if piece.how == PLAIN and piece.shape.count("x") >= 1:
-                    rows[piece.name][step][rank] = check.params[at]
-    kept, found = False, defaultdict[tuple[_Sets, int], list[str]](list)
-    for name, steps in rows.items():
-        sets, *later = (_sets(steps[step]) for step in sorted(steps))
-        apart = [step for step, now in zip(sorted(steps)[1:], later, strict=True) if now != sets]
-        if len(sets) == 1 and len(sets[0]) == facts.evidence.world_size:
-            moved = len({value for row in steps.values() for value in row.values()}) > 1
-            kept = kept or (moved and not apart)
-        elif min(map(len, sets)) > 1 and len(apart) >= _ENOUGH:
-            found[sets, apart[0]].append(name)
-    for (sets, step), names in found.items() if kept else ():
-        told = " and ".join(f"the same on {ranks(of)}" for of in sets[:4])
-        yield Suspicious(
-            f"{plural(len(names), 'parameter')} ({listed(names)}) began {told}, and "
-            f"{'differ' if len(names) > 1 else 'differs'} within these sets since step {step}, "
-            "while parameters of all ranks stay equal: if each set holds the same experts or "
-            "shards, their gradients are added up over other ranks, or not at all.",
-            tuple(names),
-        )
-        return
-
-
-_Sets = tuple[tuple[int, ...], ...]
-
-
-def _sets(row: dict[int, str | None]) -> _Sets:
-    """The ranks with equal values."""
-    return tuple(sorted(tuple(sorted(of)) for of in sides(row).values()))
 
 
 def _parted(checks: Checks, one: _Place, two: _Place) -> int:

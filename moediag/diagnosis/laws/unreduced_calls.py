@@ -11,6 +11,7 @@ from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, record
 from moediag.diagnosis.numbers.law_breaches import Breach, law_facts
 from moediag.diagnosis.numbers.law_splits import GRADIENTS
 from moediag.result import Verdict
+from moediag.result.wording import at_line
 
 
 @law(Verdict.WRONG_GRADIENTS)
@@ -18,14 +19,15 @@ def last_backward_unreduced(facts: Facts) -> Findings:
     """A wrapper of a watched job reduced gradients of some backwards before an update, and not
     those of the last one."""
     lines = lines_of(facts, "late")
-    keeps = any(True in own.of("late", _keeps) for own in facts.of(recorded).values())
+    # FSDP2 keeps gradients of the last backward that it did not reduce.
+    keeps = any((True,) in own.rows("late", keeps=bool) for own in facts.of(recorded).values())
     # What a wrapper of replicas did not reduce makes them differ. A backward whose gradients the
     # program discards, as one for a perturbation of inputs, does not.
     found = facts.of(law_facts)
     equal = not keeps and found.checked and found.breach is None
     if lines and len(lines) == len(facts.of(recorded)) and not equal:
         text = (
-            f"Before updates{f' at {lines[0]}' if lines[0] else ''} the wrapper reduced the "
+            f"Before updates{at_line(lines[0])} the wrapper reduced the "
             "gradients of earlier backwards, and those of the last one were computed inside "
             "no_sync or with set_requires_gradient_sync(False): these are not in the update, or "
             "only each rank's own."
@@ -65,11 +67,6 @@ def lines_of(facts: Facts, kind: str) -> list[str]:
     was inside no_sync; "late", of one before which the last call was; "bare", that called a wrapped
     model without its wrapper."""
     return [line for own in facts.of(recorded).values() for _, line in own.of(kind, line_of)[:1]]
-
-
-def _keeps(event: Mapping[str, Any]) -> bool:
-    """Whether FSDP2 kept gradients of the last backward that it did not reduce."""
-    return bool(event["keeps"])
 
 
 def line_of(event: Mapping[str, Any]) -> tuple[str, str]:

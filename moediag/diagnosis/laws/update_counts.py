@@ -10,9 +10,8 @@ from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import checks_of
 from moediag.diagnosis.schedules.align import POINT_TO_POINT
 from moediag.evidence.law_model import PART, REDUCED, LawCheck
-from moediag.evidence.model import Evidence
 from moediag.result import Verdict
-from moediag.result.wording import at_line, listed, plural, ranks
+from moediag.result.wording import at_line, counted, few_on_each, ranks
 
 _ENOUGH = 2  # updates
 
@@ -34,15 +33,12 @@ def updates_left_out(facts: Facts) -> Findings:
         sides = agreement.sides(apart[0])
         fewest = sides[min(sides)]
         alone = agreement.minority(sides.values())
-        first, last = (
-            ", ".join(f"{count} on rank {rank}" for rank, count in list(of.items())[:4])
-            for of in (apart[0], apart[-1])
-        )
-        line, names = _of_key(facts.evidence, key)
+        checks = (check for own in facts.of(recorded).values() for check in own.checks)
+        one = next(check for check in checks if check.key == key)
         yield Broken(
             "After the same calls on the groups of an optimizer, ranks had made different numbers "
-            f"of updates of {plural(len(names), 'parameter')} ({listed(names)}) by its step()"
-            f"{at_line(line)}: first {first}, at last {last}. For the same reductions "
+            f"of updates of {counted(one.names)} by its step(){at_line(one.line)}: first "
+            f"{few_on_each(apart[0])}, at last {few_on_each(apart[-1])}. For the same reductions "
             f"{ranks(fewest)} updated less often: a step() was left out or made twice on some "
             "ranks only, and parameters and optimizers differ since.",
             pattern="update left out",
@@ -50,7 +46,7 @@ def updates_left_out(facts: Facts) -> Findings:
             "batch, a check of a rank's own loss or norm, an exception that is handled.",
             culprits=alone if len(alone) == 1 and alone != (0,) else (),
             lasting=True,
-            names=names,
+            names=one.names,
         )
         return
 
@@ -74,10 +70,3 @@ def _over_all(check: LawCheck, world: int) -> bool:
     kept = check.pieces and all(piece.how in (REDUCED, PART) for piece in check.pieces)
     known = bool(check.clocks) and None not in check.clocks
     return bool(kept) and known and all(len(piece.ranks) == world for piece in check.pieces)
-
-
-def _of_key(evidence: Evidence, key: str) -> tuple[str, tuple[str, ...]]:
-    """The line that steps an optimizer, and the names of its parameters."""
-    checks = (check for own in recorded(evidence).values() for check in own.checks)
-    first = next(check for check in checks if check.key == key)
-    return first.line, tuple(piece.name for piece in first.pieces)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
+from typing import TypeVar
 
 from moediag.result.wording import by_value as sides
 
-__all__ = ["apart", "far", "minority", "sides"]
+__all__ = ["apart", "far", "minority", "sides", "together"]
+
+T = TypeVar("T")
+Place = TypeVar("Place", int, tuple[str, int])
 
 
 def minority(sides: Iterable[Sequence[int]]) -> tuple[int, ...]:
@@ -24,6 +29,16 @@ def apart(values: Iterable[float], tolerance: float) -> bool:
     low, high = min(known, default=0.0), max(known, default=0.0)
     within = isfinite(high - low) and high - low <= tolerance * max(abs(low), abs(high))
     return high != low and not within
+
+
+def together(rows: Mapping[int, Iterable[tuple[Place, T]]]) -> dict[Place, dict[int, T]]:
+    """By step (or line and step) and rank, the last that each rank recorded of it: only of those
+    that all of them have."""
+    found: dict[Place, dict[int, T]] = defaultdict(dict)
+    for rank, of in rows.items():
+        for step, one in of:
+            found[step][rank] = one
+    return {step: of for step, of in sorted(found.items()) if len(of) == len(rows)}
 
 
 def far(sketches: Sequence[tuple[float, float]]) -> float:

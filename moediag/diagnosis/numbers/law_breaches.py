@@ -8,7 +8,8 @@ before gradients, and gradients before the optimizer's state.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Mapping, Sequence, Set
 from itertools import pairwise
 
 from moediag.diagnosis.numbers import agreement
@@ -27,16 +28,14 @@ from moediag.diagnosis.numbers.law_splits import (
 )
 from moediag.evidence.law_model import (
     LOCAL,
-    NO_GRADIENT,
     PART,
     PLACED,
     PLAIN,
     REDUCED,
-    ZERO_GRADIENT,
-    LawCheck,
     LawPiece,
+    trains,
 )
-from moediag.evidence.model import Evidence
+from moediag.evidence.model import Evidence, recorded
 from moediag.records import dataclass
 
 _ENOUGH = 3  # checked steps
@@ -135,8 +134,6 @@ class LawFacts:
     without a wrapper."""
     written: Breach | None = None
     """Parameters of wrappers that only the program writes, and that differ."""
-    recorded: bool = False
-    """Ranks recorded for the laws."""
     not_checked: tuple[str, ...] = ()
 
 
@@ -158,7 +155,6 @@ def law_facts(evidence: Evidence) -> LawFacts:
         apart_kept=_apart(evidence, _plain(evidence, _discarded(evidence))),
         numbers=_numbers_apart(evidence, plain) if plain.kept and not plain.apart else None,
         written=written[0] if written else None,
-        recorded=any(seen.laws is not None for seen in evidence.ranks.values()),
         not_checked=_not_checked(evidence, found, {*plain.kept} == plain.matrices),
     )
 
@@ -231,12 +227,9 @@ def _of_parameters(history: History, parameters: Split) -> Breach:
 
 def _discarded(evidence: Evidence) -> Set[str]:
     """The models that all ranks discarded while they trained others."""
-    every = [
-        frozenset(seen.laws.of("discarded", lambda event: str(event["model"])))
-        for seen in evidence.ranks.values()
-        if seen.laws is not None
-    ]
-    return frozenset.intersection(*every) if every else frozenset()
+    rows = (own.rows("discarded", model=str) for own in recorded(evidence).values())
+    every = [{model for (model,) in of} for of in rows]
+    return set.intersection(*every) if every else set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,14 +237,14 @@ class _Plain:
     """Parameters that no wrapper keeps equal, in the steps that all ranks recorded."""
 
     steps: tuple[int, ...]
-    equal: frozenset[str]
+    equal: Set[str]
     """Those that were equal on all ranks at first."""
     apart: Mapping[str, int]
     """Of these, the ones that differ later, with the first step."""
-    matrices: frozenset[str]
+    matrices: Set[str]
     """Only matrices count as equal by more than chance: biases of zeros and norms of ones are equal
     on ranks that hold different parts of a model."""
-    zeros: frozenset[str]
+    zeros: Set[str]
     """Matrices that had only zeros at first, as the last ones of adapters have."""
     values: Mapping[str, Sequence[Mapping[int, str | None]]]
     """The values by rank in each step."""
@@ -269,13 +262,9 @@ class _Plain:
 
 def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
     """Leaves out the parameters of the models ``without``."""
-    equal: set[str] = set()
-    apart: dict[str, int] = {}
-    values: dict[str, list[dict[int, str | None]]] = {}
-    grads: dict[str, list[set[str | None]]] = {}
-    matrices: set[str] = set()
-    zeros: set[str] = set()
-    steps: dict[int, None] = {}
+    found: list[tuple[int, str, dict[int, str | None]]] = []
+    shapes: dict[str, str] = {}
+    grads: dict[str, list[set[str | None]]] = defaultdict(list)
     local = _unsynchronised(evidence)
     for (key, step), by_rank in checks_of(evidence).items():
         if len(by_rank) < max(evidence.world_size, 2) or key.partition(".")[0] in without:
@@ -287,26 +276,26 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
             row = {rank: check.params[at] for rank, check in by_rank.items()}
             pieces = [check.pieces[at] for check in by_rank.values()]
             shards = len({one.part for one in pieces}) > 1  # of FSDP2, which may begin equal
-            if None in row.values() or shards:
-                continue
-            if piece.name not in local and not all(map(_alone, pieces)):
-                continue
-            steps[step] = None
-            matrices |= {piece.name} if "x" in piece.shape else set()
-            grads.setdefault(piece.name, []).append({c.grads[at] for c in by_rank.values()})
-            one = len(set(row.values())) == 1
-            if piece.name not in values:
-                equal |= {piece.name} if one else set()
-                numbers = map(int, filter(None, piece.shape.split("x")))
-                zeros |= {piece.name} if set(row.values()) == {f"{math.prod(numbers):x}"} else set()
-            elif not one and piece.name in equal:
-                apart.setdefault(piece.name, step)
-            values.setdefault(piece.name, []).append(row)
+            plain = piece.name in local or all(map(_alone, pieces))
+            if plain and not shards and None not in row.values():
+                found.append((step, piece.name, row))
+                shapes.setdefault(piece.name, piece.shape)
+                grads[piece.name].append({check.grads[at] for check in by_rank.values()})
+    values: dict[str, list[dict[int, str | None]]] = defaultdict(list)
+    apart: dict[str, int] = {}
+    for step, name, row in found:
+        values[name].append(row)
+        if len({*values[name][0].values()}) == 1 < len({*row.values()}):
+            apart.setdefault(name, step)
+    firsts = {name: {*rows[0].values()} for name, rows in values.items()}
+    equal = {name for name, of in firsts.items() if len(of) == 1}
+    sizes = {n: math.prod(map(int, s.split("x"))) for n, s in shapes.items() if "x" in s}
+    matrices, zeros = sizes.keys(), {n for n, size in sizes.items() if firsts[n] == {f"{size:x}"}}
     # A bias is a slice, too, where the matrix of its layer is: all biases begin with zeros.
     slices = {name.rpartition(".")[0] for name in matrices - equal}
     apart = {n: s for n, s in apart.items() if n in matrices or n.rpartition(".")[0] not in slices}
-    known = frozenset(equal), apart, frozenset(matrices), frozenset(zeros & matrices)
-    return _Plain(tuple(steps), *known, values, grads)
+    steps = tuple(dict.fromkeys(step for step, _, _ in found))
+    return _Plain(steps, equal, apart, matrices, zeros, values, grads)
 
 
 def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
@@ -314,13 +303,14 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
     matrices, apart, grads = plain.matrices & plain.equal, dict(plain.apart), plain.grads
     # A norm that a plan of tensor parallelism leaves out: all matrices are DTensors. Or a scalar
     # that a wrapper does not have.
-    kept = {(p.how, len(p.ranks)) for check in _all(evidence) for p in check.pieces}
+    pieces = [piece for own in recorded(evidence).values() for piece in own.pieces]
+    kept = {(piece.how, len(piece.ranks)) for piece in pieces}
     wrapped = kept == {(REDUCED, evidence.world_size), (PLAIN, 0)}
-    beside = not plain.matrices and (PLACED in _hows(evidence) or wrapped)
+    beside = not plain.matrices and (wrapped or any(piece.how == PLACED for piece in pieces))
     if not apart or not (matrices or beside):
         return None
     whole = set(filter(plain.moved, plain.matrices)) <= apart.keys() and not beside
-    alike = [n for n in matrices if len(grads[n][0]) == 1 and _known(grads[n][0])]
+    alike = [n for n in matrices if len(grads[n][0]) == 1 and trains(grads[n][0])]
     unlike = [name for name in apart if len(grads[name][0]) > 1]
     alone = not whole and not plain.kept
     every = tuple(apart)
@@ -338,8 +328,8 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
         if not matrices & apart.keys():
             return None
         every = tuple(apart)
-    groups = {piece.ranks for check in _all(evidence) for piece in check.pieces if piece.ranks}
-    still = {_still(plain.values[n]) if all(map(_known, grads[n])) else () for n in apart}
+    groups = {piece.ranks for piece in pieces if piece.ranks}
+    still = {_still(plain.values[n]) if all(map(trains, grads[n])) else () for n in apart}
     return Apart(
         names=tuple(apart),
         since=min(apart.values()),
@@ -371,18 +361,11 @@ def _numbers_apart(evidence: Evidence, plain: _Plain) -> Breach | None:
     return Breach(history, None, history.first(HYPER), None) if HYPER in last.splits else None
 
 
-def _hows(evidence: Evidence) -> set[str]:
-    return {piece.how for check in _all(evidence) for piece in check.pieces}
-
-
 def _unsynchronised(evidence: Evidence) -> set[str]:
     """Parameters whose wrapper did not reduce gradients in some updates until their last check."""
-    hows = {piece.name: piece.how for check in _all(evidence) for piece in check.pieces}
+    every = (piece for own in recorded(evidence).values() for piece in own.pieces)
+    hows = {piece.name: piece.how for piece in every}
     return {name for name, how in hows.items() if how == LOCAL}
-
-
-def _known(gradients: set[str | None]) -> bool:
-    return gradients.isdisjoint((None, NO_GRADIENT, ZERO_GRADIENT))
 
 
 def _still(rows: Sequence[Mapping[int, str | None]]) -> tuple[int, ...]:
@@ -397,20 +380,12 @@ def _alone(piece: LawPiece) -> bool:
     return piece.how == PLAIN or (piece.how in (REDUCED, LOCAL) and len(piece.ranks) == 1)
 
 
-def _all(evidence: Evidence) -> Iterator[LawCheck]:
-    for seen in evidence.ranks.values():
-        yield from seen.laws.checks if seen.laws is not None else ()
-
-
 def _not_checked(evidence: Evidence, found: tuple[History, ...], kept: bool) -> tuple[str, ...]:
     """``kept``: all parameters without a wrapper stayed equal on all ranks."""
-    recorded = {r: seen.laws for r, seen in evidence.ranks.items() if seen.laws is not None}
-    if not recorded:
-        return ()
-    checks = [check for laws in recorded.values() for check in laws.checks]
-    if not checks:
+    every = recorded(evidence).values()
+    if every and not any(own.checks for own in every):
         return ("laws: no optimizer of torch stepped on parameters of a model that was seen",)
-    hows = {piece.how for check in checks for piece in check.pieces}
+    hows = {piece.how for own in every for piece in own.pieces}
     texts = []
     if LOCAL in hows:
         texts.append(

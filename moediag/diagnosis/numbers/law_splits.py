@@ -12,7 +12,7 @@ from dataclasses import field, replace
 
 from moediag.diagnosis.numbers import agreement
 from moediag.evidence.law_model import PLAIN, REDUCED, LawCheck, LawPiece
-from moediag.evidence.model import Evidence
+from moediag.evidence.model import Evidence, recorded
 from moediag.protocol.tolerance import LARGE
 from moediag.records import dataclass
 
@@ -89,10 +89,8 @@ def checks_of(evidence: Evidence) -> Checks:
     """All checks by optimizer and step, in order of the step. Optimizers of one model of which a
     rank has never two in a step are one that was made anew: another rank may have kept it."""
     found: dict[tuple[str, int], dict[int, LawCheck]] = defaultdict(dict)
-    of_ranks = {
-        rank: seen.laws.checks if seen.laws is not None else ()
-        for rank, seen in sorted(evidence.ranks.items())
-    }
+    laws = recorded(evidence)
+    of_ranks = {rank: laws[rank].checks if rank in laws else () for rank in sorted(evidence.ranks)}
     same = _same_optimizers(of_ranks)
     anew = _made_anew(of_ranks)
     for rank, checks in of_ranks.items():

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moediag.evidence.model import Evidence
+from moediag.diagnosis.numbers.agreement import together
+from moediag.evidence.model import Evidence, recorded
 from moediag.records import dataclass
 
 #: Calls that add up tensors of ranks.
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
-_Sketch = tuple[float, float]  # sum with pseudo-random signs, norm
+Sketch = tuple[float, float]  # sum with pseudo-random signs, norm
 
 _CLOSE = 0.01  # of the factors of different parameters
 _CLEAR = 0.05  # of the norms: a sum that is much smaller is mostly rounding
@@ -28,9 +29,9 @@ class OwnGradients:
     """Gradients of one rank in one step."""
 
     step: int
-    made: Mapping[str, _Sketch]
+    made: Mapping[str, Sketch]
     """By the backward."""
-    used: Mapping[str, _Sketch]
+    used: Mapping[str, Sketch]
     """By the update."""
 
 
@@ -47,12 +48,9 @@ class Reduced:
 
 def own_gradients(evidence: Evidence) -> dict[int, dict[int, OwnGradients]]:
     """By step and rank; only steps that all ranks of the job recorded."""
-    found: dict[int, dict[int, OwnGradients]] = {}
-    for rank, seen in sorted(evidence.ranks.items()):
-        for one in seen.laws.of("own_gradients", _read) if seen.laws is not None else ():
-            found.setdefault(one.step, {})[rank] = one
-    world = evidence.world_size
-    return {step: of for step, of in sorted(found.items()) if len(of) == world > 1}
+    rows = {rank: own.of("own_gradients", _read) for rank, own in recorded(evidence).items()}
+    found = together({rank: [(one.step, one) for one in of] for rank, of in rows.items()})
+    return found if len(rows) == evidence.world_size > 1 else {}
 
 
 def reductions(evidence: Evidence) -> tuple[Reduced, ...]:
@@ -89,7 +87,7 @@ def not_reduced(evidence: Evidence) -> frozenset[str]:
     return frozenset(name for name, own in found.items() if own)
 
 
-def multiple(made: Sequence[_Sketch], used: _Sketch) -> float | None:
+def multiple(made: Sequence[Sketch], used: Sketch) -> float | None:
     """The number by which the sum of ``made`` was multiplied, if it is ``used``; None where the sum
     says too little."""
     total = sum(one for one, _ in made)
@@ -98,7 +96,7 @@ def multiple(made: Sequence[_Sketch], used: _Sketch) -> float | None:
     return used[0] / total
 
 
-def is_multiple(made: Sequence[_Sketch], used: _Sketch, factor: float) -> bool:
+def is_multiple(made: Sequence[Sketch], used: Sketch, factor: float) -> bool:
     """Whether ``used`` may be the sum of ``made`` times ``factor``."""
     total = factor * sum(one for one, _ in made)
     least = abs(factor) * sum(norm for _, norm in made)
@@ -107,14 +105,11 @@ def is_multiple(made: Sequence[_Sketch], used: _Sketch, factor: float) -> bool:
 
 def _read(event: Mapping[str, Any]) -> OwnGradients:
     names = [str(name) for name in event["names"]]
-    made, used = ([_pair(one) for one in event[kind]] for kind in ("made", "used"))
-    return OwnGradients(
-        int(event["step"]),
-        dict(zip(names, made, strict=True)),
-        dict(zip(names, used, strict=True)),
-    )
+    made, used = (dict(zip(names, map(sketch, event[at]), strict=True)) for at in ("made", "used"))
+    return OwnGradients(int(event["step"]), made, used)
 
 
-def _pair(values: Sequence[Any]) -> _Sketch:
+def sketch(values: Sequence[Any]) -> Sketch:
+    """Reads a sum with pseudo-random signs and a norm."""
     total, norm = map(float, values)
     return total, norm

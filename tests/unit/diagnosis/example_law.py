@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
@@ -19,7 +17,7 @@ def default_dtypes_apart(facts: Facts) -> Findings:
     """Ranks of a watched job create tensors of different dtypes by default in the same step."""
     steps: dict[int, dict[int, str]] = defaultdict(dict)
     for rank, own in facts.of(recorded).items():
-        for step, dtype in own.of("default_dtype", _read):
+        for step, dtype in own.rows("default_dtype", step=int, dtype=str):
             steps[step][rank] = dtype
     for step, dtypes in sorted(steps.items()):
         if len(dtypes) < facts.evidence.world_size:
@@ -38,7 +36,3 @@ def default_dtypes_apart(facts: Facts) -> Findings:
         if sides.keys() <= {*_HALF}:
             yield f"In step {step} new tensors are {dtypes[0]}, states of optimizers as well."
             return
-
-
-def _read(event: Mapping[str, Any]) -> tuple[int, str]:
-    return int(event["step"]), str(event["dtype"])

@@ -19,7 +19,6 @@ from moediag.evidence.law_model import (
     LawPiece,
     ModelInputs,
     RankLaws,
-    SameOrder,
 )
 from moediag.evidence.model import Collective, Evidence, Group
 from moediag.result import Diagnosis
@@ -212,8 +211,8 @@ class TestSamples:
         assert not with_laws(job(2), add).notes
 
     def test_an_order_that_came_twice_is_a_note(self) -> None:
-        order = SameOrder("train.py:3 main", 0, "DistributedSampler", 9)
-        of = with_laws(job(2), lambda _, laws: replace(laws, same_order=(order,)))
+        order = {"line": "train.py:3 main", "epoch": 0, "sampler": "DistributedSampler", "step": 9}
+        of = with_laws(job(2), lambda _, laws: replace(laws, others={"same_order": (order,)}))
         assert of.verdict == "clean"
         assert "train.py:3 main gave ranks 0, 1 the same shuffled order" in of.notes[0]
         assert len(of.notes) == 1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.law_model import PLAIN, ClipNorm, LawCheck, ModelState, RankLaws, Shard
+from moediag.evidence.law_model import ClipNorm, ModelState, RankLaws, Shard
 from moediag.evidence.model import Evidence
 from moediag.result import Diagnosis
 from tests.unit.law_evidence import STEPS, job
@@ -64,52 +64,8 @@ class TestFlattened:
         assert self.found((True, False), "aa") == "clean"
 
 
-class TestOwnNorms:
-    def found(self, names: Sequence[Sequence[str]], norms: Sequence[float]) -> bool:
-        def own(rank: int) -> tuple[ClipNorm, ...]:
-            of = tuple(names[rank])
-            return tuple(ClipNorm(step, of, norms[rank], 1.0, "t.py:8 f") for step in STEPS)
-
-        of = diagnose(with_laws(job(2, how=PLAIN), norms=own))
-        return any("of the rank's own part of one model" in text for text in of.suspicious)
-
-    def test_the_parts_of_an_optimizer_that_is_divided(self) -> None:
-        assert self.found((["net.weight"], ["net.bias"]), (2.0, 3.0))
-
-    def test_one_norm_nothing_to_clip_the_same_part_and_other_models(self) -> None:
-        assert not self.found((["net.weight"], ["net.bias"]), (2.0, 2.0))
-        assert not self.found((["net.weight"], ["net.bias"]), (0.2, 0.3))
-        assert not self.found((["net.weight"], ["net.weight"]), (2.0, 3.0))
-        assert not self.found((["embed.weight"], ["head.weight"]), (2.0, 3.0))
-
-
 @pytest.mark.parametrize(("norm", "found"), [(0.0, True), (2.0, False)])
 def test_clipping_that_never_finds_a_gradient(norm: float, found: bool) -> None:
     norms = tuple(ClipNorm(s, ("net.weight",), norm, 1.0, "t.py:8 f") for s in STEPS)
     of = diagnose(with_laws(job(2), norms=lambda _: norms))
     assert any("found no gradients in all" in text for text in of.suspicious) is found
-
-
-class TestExperts:
-    def found(self, of_expert: Sequence[str], of_router: str = "kkkk") -> bool:
-        """``of_expert``: of each rank, by step."""
-
-        def change(rank: int, check: LawCheck) -> LawCheck:
-            at = STEPS.index(check.step)
-            router = of_router[rank] + str(check.step)
-            return replace(check, params=(router, of_expert[rank][at]))
-
-        evidence = job(4, change, PLAIN, names=("router.weight", "expert.weight"))
-        return any("began the same on" in text for text in diagnose(evidence).suspicious)
-
-    def test_ranks_of_one_expert_part(self) -> None:
-        assert self.found(["acde", "bfgh", "aijk", "blmn"])
-
-    @pytest.mark.parametrize(
-        ("expert", "router"),
-        [(["acde", "bfgh", "acde", "bfgh"], "kkkk"), (["acde", "bfgh", "cijk", "dlmn"], "kkkk"),
-         (["acde", "bfgh", "aijk", "blmn"], "klmn")],
-        ids=["equal", "of its own on each rank", "nothing is kept equal"],
-    )  # fmt: skip
-    def test_healthy_ones(self, expert: Sequence[str], router: str) -> None:
-        assert not self.found(expert, router)

@@ -308,7 +308,9 @@ class TestLoads:
         self, load: Load, files: tuple[str, ...] = (), into: tuple[str, ...] = ()
     ) -> tuple[str, ...]:
         def add(rank: int, laws: RankLaws) -> RankLaws:
-            return replace(laws, loads=(load,), optimizer_files=files, optimizer_loads=into)
+            rows = {"optimizer_file": files, "optimizer_load": into}
+            others = {kind: tuple({"line": one} for one in of) for kind, of in rows.items()}
+            return replace(laws, loads=(load,), others=others)
 
         of = diagnose(with_laws(job(2), add))
         assert of.verdict == "clean"

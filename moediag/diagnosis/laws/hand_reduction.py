@@ -119,7 +119,7 @@ def parameters_averaged(facts: Facts) -> Findings:
         one = len(rows) == facts.evidence.world_size > 1 and plain
         same = one and len({row.params for row in rows}) == 1
         own = same and any(
-            _apart(grads) for grads in zip(*(row.grads for row in rows), strict=True)
+            _apart(grads) for grads in zip(*(row.grads for row in rows), strict=False)
         )
         kinds = [name for name in rows[0].state if name.strip() != "step"]
         state = [[row.state.get(name, ()) for row in rows] for name in kinds]

@@ -202,7 +202,7 @@ def _of_zeros(checks: Sequence[LawCheck]) -> set[str]:
     rows = [
         {
             piece.name
-            for piece, value, grad in zip(check.pieces, check.params, check.grads, strict=True)
+            for piece, value, grad in zip(check.pieces, check.params, check.grads, strict=False)
             if piece.shape and value == f"{elements(piece.shape):x}" and grad == ZERO_GRADIENT
         }
         for check in checks[:_ENOUGH]
@@ -295,7 +295,12 @@ def learning_rate_zero(facts: Facts) -> Findings:
             names[_name(of)] = None
         last = max((step for step, zero in steps.items() if not zero), default=0)
         since = sorted(step for step in steps if step > last)
-        if last and len(since) > 1 and since[-1] >= 2 * since[0]:
+        # Between two checks a rate that comes back to 0, as in cycles, would move parameters.
+        kept = all(
+            len({check.params for check in checks if check.step > last}) == 1
+            for checks in of.values()
+        )
+        if last and len(since) > 1 and since[-1] >= 2 * since[0] and kept:
             yield Suspicious(
                 f"The learning rate of {_name(of)} is 0 from step {since[0]} (of {since[-1]} or "
                 f"more) on{at_line(lines[since[0]])}, on all ranks: updates change "

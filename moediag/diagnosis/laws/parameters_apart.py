@@ -43,9 +43,9 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
         apart = replace(apart, names=apart.every)
     one, told = len(apart.names) == 1, listed(apart.names)
     if not any("." in name for name in apart.names):  # of no module, or of one that is a model
-        every = (one for own in facts.of(recorded).values() for one in own.checks)
-        by = next(check for check in every if not {*check.names}.isdisjoint(apart.names))
-        told += f", updated by {by.optimizer}.step(){at_line(by.line)}"
+        every = (c for own in facts.of(recorded).values() for c in own.checks if c.optimizer)
+        by = next((c for c in every if not {*c.names}.isdisjoint(apart.names)), None)
+        told += f", updated by {by.optimizer}.step(){at_line(by.line)}" if by else ""
     names = f"{plural(len(apart.names), 'parameter')} ({told})"
     were_equal = (
         f"{agreeing('was', apart.names)} equal on all ranks at first and "

@@ -218,6 +218,8 @@ def test_a_parameter_of_a_module_without_a_name_has_the_line_of_its_update() -> 
     for names, found in (NAMES, False), (("weight", "bias"), True):
         (text,) = told(diagnose(job(2, change, names=names)), "replicas-apart")
         assert (", updated by AdamW.step() at train.py:9 main)" in text) == found
+    of_model = job(2, lambda rank, one: replace(change(rank, one), optimizer=""), names=names)
+    assert not any("updated by" in text for text in told(diagnose(of_model), "replicas-apart"))
 
 
 @pytest.mark.parametrize(

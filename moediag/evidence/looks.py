@@ -117,8 +117,9 @@ class Looks:
 
     @property
     def slow(self) -> tuple[int, ...]:
-        """Ranks outside communication that may work in small pieces, or wait for what is slow."""
-        idle = self.doing(IDLE)
+        """Ranks outside communication that may work in small pieces, or wait for what is slow, as
+        an evaluation waits for its device."""
+        idle = self.doing(IDLE) or (self.doing(ON_DEVICE) if self.doing(WAITS) else ())
         return tuple(r for r in idle if not (self.ranks[r].held or self.ranks[r].stuck))
 
     @property
@@ -139,13 +140,13 @@ class Looks:
         others wait for one that may be slow."""
         if self.progresses or not self.ranks or self.doing(UNREAD):
             return False
-        resting = [(rank, look.still) for rank, look in self.ranks.items() if look.at_rest]
-        known, slow = bool(self.held or self.missing or self.doing(GONE)), self.slow
+        resting = {rank: look.still for rank, look in self.ranks.items() if look.at_rest}
+        known = bool(self.held or self.missing or self.doing(GONE))
         least = SHORTLY if known else self.patience
-        most = BUSY * least if slow and not known else least
-        return bool(resting) and all(
-            still >= (least if rank in slow else most) for rank, still in resting
-        )
+        most = BUSY * least if self.slow and not known else least
+        wait = self.doing(WAITS) or self.doing(ON_DEVICE)
+        enough = (still >= (most if rank in wait else least) for rank, still in resting.items())
+        return bool(resting) and all(enough)
 
     @property
     def stands(self) -> bool:

@@ -23,6 +23,7 @@ UNREAD = "unread"  # its Python frames could not be read
 _OF_RUN = ("epoch", "global_step", "iter_num")
 _OF_EPOCH = ("step", "iteration", "batch_idx")
 COUNTERS = (*_OF_RUN, *_OF_EPOCH)
+BUSY = 4.0  # times the patience: for a rank that may be slow, as for watched jobs
 SHORTLY = 4.0  # seconds without progress that count for a rank that is held up for a known reason
 
 
@@ -40,6 +41,8 @@ class RankLook:
     """What a rank that works does: ``writes model.pt at 0.4 MB/s``."""
     held: str = ""
     """Why a rank outside communication cannot continue, as words after ``Rank 1 ``."""
+    stuck: bool = False
+    """It waits for a lock that nothing in sight will release."""
     cpu: float = 0.0
     """Share of one CPU that its threads used."""
     gpu: float | None = None
@@ -113,6 +116,13 @@ class Looks:
         return ""
 
     @property
+    def slow(self) -> tuple[int, ...]:
+        """Ranks outside communication that may work in small pieces, or wait for what is slow, as
+        an evaluation waits for its device."""
+        idle = self.doing(IDLE) or (self.doing(ON_DEVICE) if self.doing(WAITS) else ())
+        return tuple(r for r in idle if not (self.ranks[r].held or self.ranks[r].stuck))
+
+    @property
     def progresses(self) -> bool:
         """Whether a rank works or moves: the job may be slow, but does not stand still."""
         return bool(self.doing(WORKS, MOVES))
@@ -126,13 +136,17 @@ class Looks:
 
     @property
     def rests(self) -> bool:
-        """Whether no rank here was seen to make progress for the patience."""
+        """Whether no rank here was seen to make progress for the patience; for four times that if
+        others wait for one that may be slow."""
         if self.progresses or not self.ranks or self.doing(UNREAD):
             return False
-        resting = [look for look in self.ranks.values() if look.at_rest]
+        resting = {rank: look.still for rank, look in self.ranks.items() if look.at_rest}
         known = bool(self.held or self.missing or self.doing(GONE))
         least = SHORTLY if known else self.patience
-        return bool(resting) and all(look.still >= least for look in resting)
+        most = BUSY * least if self.slow and not known else least
+        wait = self.doing(WAITS) or self.doing(ON_DEVICE)
+        enough = (still >= (most if rank in wait else least) for rank, still in resting.items())
+        return bool(resting) and all(enough)
 
     @property
     def stands(self) -> bool:

@@ -72,7 +72,8 @@ class Progress:
     tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """In a watched job, by MoE block: the tokens that each expert received last."""
     awaited: str = ""
-    """``waiting for node 1 of 2 since 40 s``, if no rank has met the others."""
+    """``waiting for node 1 of 2 since 40 s``, if no rank has met the others; ``rank 0 may be slow:
+    others have waited for 40 s``."""
 
 
 OnProgress = Callable[[Progress], None]

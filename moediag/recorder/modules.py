@@ -191,8 +191,8 @@ class Observer:
             experts = expert_counts(module)
             if experts:
                 inside_moe = fqn + "."
-            # A wrapper's forward contains that of the model in it, which has the same name.
-            outermost = inner is root and (fqn == prefix or (module is root and whole is not None))
+            # The model in a wrapper may be called by itself, as in an evaluation on one rank.
+            outermost = fqn == prefix or (module is root and whole is not None)
             if (experts or outermost or _LAYER.search(fqn)) and fqn not in hooked:
                 hooked.add(fqn)
                 self._hook(module, fqn, experts)

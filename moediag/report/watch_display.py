@@ -126,7 +126,7 @@ class View:
         self.every = every
         self.pulse = Pulse()
         self._told: float | None = None
-        self._doing = ""
+        self._doing = self._awaited = ""
 
     def line(self, text: str) -> None:
         stderr.line(f"moediag: {text}")
@@ -135,7 +135,8 @@ class View:
         views = self.pulse.ranks(progress, memory_of(progress.pids))
         due = self._told is None or progress.seconds - self._told >= self.every
         news = progress.doing in ("capturing", "ending") and self._doing != progress.doing
-        self._doing = progress.doing
+        news = news or bool(progress.awaited and not self._awaited)
+        self._doing, self._awaited = progress.doing, progress.awaited
         if ((views or progress.awaited) and due) or news:
             self._told = progress.seconds
             self.line(_head(views, progress))

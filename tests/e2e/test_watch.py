@@ -172,6 +172,37 @@ def test_a_job_that_recovers_from_a_stall_has_two_results(
     assert all(f"{line} " in then["cause"] for line in marked(name)), then["cause"]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "evaluates",
+        pytest.param("tokenizes", marks=pytest.mark.wide),
+        pytest.param("uploads", marks=pytest.mark.wide),
+    ],
+)
+def test_a_rank_that_works_in_small_pieces_is_slow_not_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It works until moediag has said that others wait for it for longer than the patience."""
+    end = tmp_path / "end"
+    monkeypatch.setenv("VICTIM_END", str(end))
+    options = ("--json", "--on-hang", "abort", "--patience", "5")
+    line = command_line(tmp_path, options, *PLAIN, "2", str(JOBS), name)
+    said = []
+    with (
+        (tmp_path / "answer").open("w") as answer,
+        subprocess.Popen(**line, stdout=answer, stderr=subprocess.PIPE) as job,
+    ):
+        for text in job.stderr or ():
+            said.append(text)
+            if "rank 1 may be slow: others have waited" in text:
+                end.touch()
+    assert job.returncode == 0, said
+    (trial,) = json.loads((tmp_path / "answer").read_text())["trials"]
+    assert (trial["verdict"], trial["culprits"]) == ("clean", []), trial["cause"]
+    assert end.exists(), said
+
+
 def test_on_sigterm_the_page_comes_first_and_no_rank_is_left(tmp_path: Path) -> None:
     """As a scheduler ends a job, before a wait counts as a hang. Rank 1 is stopped by SIGSTOP."""
     (victim,) = [v for v in WAITS if (v.name, v.fault) == ("ddp_without_buffers", "stopped")]

@@ -81,6 +81,18 @@ def test_watch_names_the_rank_that_called_alone(backend: str, tmp_path: Path) ->
     assert line in trial["cause"], trial["cause"]
 
 
+@pytest.mark.parametrize(
+    ("name", "patience"),
+    [("evaluates_alone", "30"), ("evaluates_while_the_others_reduce", "10")],
+)
+def test_a_rank_that_evaluates_alone_is_no_hang(
+    backend: str, tmp_path: Path, name: str, patience: str
+) -> None:
+    """It waits for its device at nearly every look, for longer than the patience."""
+    code, trial = watched(backend, name, tmp_path, "--on-hang", "abort", "--patience", patience)
+    assert (code, trial["verdict"], trial["culprits"]) == (0, "clean", []), trial["cause"]
+
+
 def test_laws_leave_healthy_training_alone(backend: str, tmp_path: Path) -> None:
     code, trial = watched(backend, "trains", tmp_path, "--laws")
     assert (code, trial["verdict"], trial["culprits"]) == (0, "clean", []), trial["cause"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -55,6 +56,35 @@ def trains(rank: int, overwrites: bool = False) -> None:
 
 def overwritten(rank: int) -> None:
     trains(rank, overwrites=True)
+
+
+def evaluates_alone(rank: int) -> None:
+    """Rank 0 evaluates without a model or a data loader that the recorder knows: nearly every look
+    finds it at ``item``. Longer than the default patience."""
+    if rank == 0:
+        evaluate(45.0)
+    dist.barrier()
+    torch.cuda.synchronize()
+
+
+def evaluates_while_the_others_reduce(rank: int) -> None:
+    """The same, and on NCCL the other rank has issued its call and waits for its device, too."""
+    if rank == 0:
+        evaluate(20.0)
+    loss = torch.ones(1 << 10, device="cuda")
+    dist.all_reduce(loss)
+    assert loss[0].item() == dist.get_world_size()
+
+
+def evaluate(seconds: float) -> float:
+    weight, score = torch.randn(2000, 2000, device="cuda"), 0.0
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        rows = torch.randn(2000, 2000, device="cuda")
+        for _ in range(20):
+            rows = torch.tanh(rows @ weight)
+        score += rows.mean().item()
+    return score
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 Plain user programs that do not know moediag; ``table.py`` says what a diagnosis must find. The line
 that it must name ends with ``# HERE``. Blocking functions wait for something that never comes, slow
-ones use CPU time; nothing sleeps.
+ones use CPU time. Only those that wait for their test, working in small pieces, sleep between.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import multiprocessing
 import os
 import pathlib
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 3
 
@@ -234,7 +237,7 @@ def raises(job: Job) -> None:
 
 def swallows(job: Job) -> None:
     """Rank 1 has fewer batches; the others ignore that DDP's reductions then fail."""
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
     for _ in range(STEPS if job.rank == 1 else 2 * STEPS):
         with contextlib.suppress(RuntimeError):
             model(torch.randn(4, 8)).sum().backward()  # HERE
@@ -309,6 +312,52 @@ def compiles(job: Job) -> None:
     if job.rank == 1:
         torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
     job.steps()
+
+
+def until_told() -> Iterator[None]:
+    """Yields, with pauses between, until a process makes the file VICTIM_END."""
+    while not pathlib.Path(os.environ["VICTIM_END"]).exists():
+        yield
+        time.sleep(0.1)
+
+
+def evaluates(job: Job) -> None:
+    """Rank 1 alone evaluates the model inside its wrapper."""
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        for _ in until_told() if job.rank == 1 else ():
+            model.module(torch.randn(4, 8))
+    job.step()
+
+
+def tokenize(text: str) -> int:
+    return sum(len(text.split()) for _ in until_told())
+
+
+def tokenizes(job: Job) -> None:
+    """Rank 1 alone waits for two child processes."""
+    job.steps()
+    if job.rank == 1:
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            pool.map(tokenize, ["a few words"] * 2, chunksize=1)
+    job.step()
+
+
+def uploads(job: Job) -> None:
+    """Rank 1 alone sends a few kB a second."""
+    job.steps()
+    if job.rank == 1:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            to = socket.create_connection(server.getsockname())
+            with to, server.accept()[0] as there:
+                for _ in until_told():
+                    to.send(bytes(1000))
+                    there.recv(1000)
+    job.step()
 
 
 def goes_on(job: Job) -> None:

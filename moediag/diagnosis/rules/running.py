@@ -22,7 +22,6 @@ from moediag.result.wording import capital, each_does, ranks
 # Calls that one other side meets, or that do not tell: a wait may be for either kind.
 _ONE_SIDED = re.compile(r"send|recv|p2p|rpc|store|rendezvous|(?:^|[._])wait", re.IGNORECASE)
 _BY_A_RANK = re.compile(r"which rank \d+ holds$")
-_BUSY = 4.0  # times the patience, as for watched jobs
 _DEVICES = (
     "Check whether the job's output continues. If not, start it again under `moediag watch`, which "
     "asks the devices."
@@ -63,7 +62,7 @@ def _overdue(seen: Looks) -> bool:
     """Whether ranks wait for one that computes or loops for longer than most computations take."""
     waited = [seen.ranks[rank].still for rank in _at_rest(seen)]
     alone = _computes(seen) or (seen.doing(looks.MOVES) and not seen.doing(looks.WORKS))
-    return bool(alone and waited) and min(waited) >= _BUSY * seen.patience
+    return bool(alone and waited) and min(waited) >= looks.BUSY * seen.patience
 
 
 @detector(Verdict.HANG)
@@ -214,6 +213,8 @@ def undecided_looks(facts: Facts) -> Judgement | None:
         text += " From outside, a device that computes looks like one that waits for other ranks."
         return undecided(text, _DEVICES)
     again = f"Look again, for longer: moediag attach --patience {2 * seen.patience:.0f}"
+    if seen.slow:
+        text += f" {capital(ranks(seen.slow))} may be slow."
     return undecided(f"{text} It is not known whether the job would continue.", again)
 
 

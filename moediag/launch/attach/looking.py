@@ -5,6 +5,7 @@ stopping it; one that runs is stopped for the milliseconds that py-spy needs. Tw
 apart, decide a clear picture: ranks moved on, or the kernel tells that all have waited for longer
 than ``patience``. Otherwise a third follows; if ranks then wait, and it is not known for how long,
 further looks follow until ``patience`` is over: a save or an evaluation looks like a hang at first.
+If others wait for a rank that may be slow, four times as long counts.
 """
 
 from __future__ import annotations
@@ -19,9 +20,15 @@ from moediag.evidence import looks
 from moediag.evidence.looks import Looks, RankLook
 from moediag.launch.attach import held, spy
 from moediag.launch.attach.proc import TORCH, Proc, Seen
-from moediag.launch.capture.activity import Activity, look, work
+from moediag.launch.capture.activity import STUCK, Activity, look, work
 from moediag.launch.capture.network import bytes_by_socket
-from moediag.launch.capture.py_spy import in_collective, joins, main_frames, on_device
+from moediag.launch.capture.py_spy import (
+    in_collective,
+    joins,
+    main_frames,
+    on_device,
+    python_threads,
+)
 from moediag.launch.capture.shown_work import waits_for_child, work_of
 from moediag.launch.processes import Process
 from moediag.records import dataclass
@@ -99,7 +106,8 @@ class Looker:
         active = None
         if dump.json:  # a slow network is no hang
             moved = bytes_by_socket() if _inside(dump.json) else None
-            active = look(self.target.process, time.monotonic(), moved)
+            numbers = python_threads(dump.json)
+            active = look(self.target.process, time.monotonic(), moved, numbers)
         device = False
         if seen.state == "R" and self.proc.maps(self.pid, *_DRIVERS):
             device = on_device(spy.native(self.pid, _TOOL).json)
@@ -173,11 +181,13 @@ def judge(taken: Sequence[One], states: Sequence[str]) -> RankLook:
         return replace(made, does=looks.WORKS, words="computes and communicates")
     if any(inside):
         return made
-    done = ": ".join(filter(None, (work_of(last.dump.json), _by_proc(taken))))
+    by_proc = _by_proc(taken)
+    stuck = by_proc == STUCK
+    done = ": ".join(filter(None, (work_of(last.dump.json), "" if stuck else by_proc)))
     busy = sum(state in "RD" for state in states) > _WORKS_CPU * len(states)
     if done or cpu > _WORKS_CPU or busy:
         return replace(made, does=looks.WORKS, words=done or "computes")
-    return replace(made, does=looks.IDLE, still=still) if same else made
+    return replace(made, does=looks.IDLE, still=still, stuck=stuck) if same else made
 
 
 def _inside(dump: bytes) -> bool:
@@ -241,12 +251,13 @@ class LookingJob:
                     return early
                 if number >= LEAST:
                     found = self.found(known, passed)
-                    if found.stands or found.progresses or passed > self.patience + 0.5:
+                    longest = self.patience * (looks.BUSY if found.slow else 1.0)
+                    if found.stands or found.progresses or passed > longest + 0.5:
                         return found
                     if not any(look.at_rest for look in found.ranks.values()):
                         return found
                     if number == LEAST:
-                        progress(f"ranks wait; looking for up to {self.patience:.0f} s")
+                        progress(f"ranks wait; looking for up to {longest:.0f} s")
                 self._pause(EVERY if number < LEAST else min(_SLOWER, self.patience / 4))
 
     def _pause(self, seconds: float) -> None:

@@ -1,5 +1,5 @@
 """What a rank does while it computes nothing: it and its child processes read or write files, or
-use the network, or its children compute.
+use the network, or its children compute; or that it waits for a lock that nothing will release.
 
 Read from /proc alone, without stopping the process. One look says little, so two are compared.
 """
@@ -7,7 +7,8 @@ Read from /proc alone, without stopping the process. One look says little, so tw
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import platform
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
@@ -21,6 +22,15 @@ _LEAST_CPU = 0.2  # of one core: less may be a monitoring process
 _LEAST_OF_CHILD = 0.02  # of a child process that is waited for
 NETWORK = "over the network at"
 WAITS = "waits for the child process"
+STUCK = "waits for a lock"
+# Its system call, and the one that shows in its place, with its arguments, once a thread that set a
+# time limit was stopped for its stack: restart_syscall, which sleeps and polls also become.
+_FUTEX, _AGAIN = {"x86_64": ("202", "219"), "aarch64": ("98", "128")}.get(
+    platform.machine(), ("", "")
+)
+_WAIT = ("0x80", "0x89", "0x189")  # the second argument of a wait within a process
+_FOR_EVER = "0x0"  # the fourth: no time limit
+_WOKEN = 8  # times between two looks: reading a stack wakes a thread that sleeps
 _STANDARD = 3  # stdin, stdout and stderr: what a rank prints is not its work
 _ACCESS = 0o3  # of a descriptor's flags; 0: only reading
 
@@ -47,11 +57,22 @@ class Activity:
     """By connection: bytes sent and received so far."""
     turns: int = 0
     """Batches and forwards of the rank so far, as its heartbeat counts them."""
+    lock: str = ""
+    """The system call in which its main thread waits for a lock, if it set no time limit and all
+    threads of Python wait for locks; "" otherwise, or if that is not known."""
+    woken: int = 0
+    """How often its main thread has run so far."""
 
 
-def look(process: Process, now: float, moved: network.Bytes | None = None) -> Activity | None:
+def look(
+    process: Process,
+    now: float,
+    moved: network.Bytes | None = None,
+    threads: Collection[int] = (),
+) -> Activity | None:
     """Returns what can be read of ``process``; None if it is gone. ``moved``: it is in
-    communication, so only what its own connections carried counts."""
+    communication, so only what its own connections carried counts. ``threads``: those of Python, if
+    they are known."""
     itself = process.stat()
     if itself is None or not itself.alive:
         return None
@@ -70,13 +91,16 @@ def look(process: Process, now: float, moved: network.Bytes | None = None) -> Ac
         _name(busiest.pid) if busiest is not None else "",
         any(stat.state in "RD" for stat in below),
         network.connections(pids, network.bytes_by_socket()),
+        0,
+        *_lock(process.pid, threads),
     )
 
 
 def work(before: Activity, after: Activity, waited_for: bool = False) -> str:
     """Returns what the process did between two looks: ``writes model.pt at 0.4 MB/s``, ``waits for
-    the child process nvcc, which works``; "" if neither is seen. ``waited_for``: its stack shows
-    that it waits for a child."""
+    the child process nvcc, which works``; STUCK if only another process could end its wait, and its
+    children do nothing; "" otherwise: it may be slow. ``waited_for``: its stack shows that it waits
+    for a child."""
     seconds = after.at - before.at
     if seconds <= 0:
         return ""
@@ -102,7 +126,19 @@ def work(before: Activity, after: Activity, waited_for: bool = False) -> str:
     if used >= least or (used > 0 and before.wants_cpu and after.wants_cpu):
         child = f"{WAITS} {after.busiest}, which works" if after.busiest else ""
         return child or "waits for child processes, which work"
-    return ""
+    same = after.lock == before.lock and after.woken - before.woken <= _WOKEN
+    return STUCK if after.lock and same and used <= 0 else ""
+
+
+def _lock(pid: int, threads: Collection[int]) -> tuple[str, int]:
+    with suppress(OSError, ValueError, IndexError):
+        folder = Path(f"/proc/{pid}/task")
+        calls = {one: (folder / f"{one}/syscall").read_text("ascii").split() for one in threads}
+        own = calls.get(pid, [])
+        waits = (c[0] == _FUTEX or (c[0] == _AGAIN and c[2] in _WAIT) for c in calls.values())
+        if own[0] == _FUTEX and own[4] == _FOR_EVER and all(waits):
+            return " ".join(own), int((folder / f"{pid}/schedstat").read_text("ascii").split()[2])
+    return "", 0
 
 
 def _carried(before: Activity, after: Activity) -> tuple[int, int]:

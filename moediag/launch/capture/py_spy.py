@@ -206,6 +206,11 @@ def _main_of(dump: bytes) -> dict[str, Any]:
     return next(named, None) or next(first, {})
 
 
+def python_threads(dump: bytes) -> list[int]:
+    """Returns the numbers of the threads in py-spy's JSON."""
+    return [thread["os_thread_id"] for thread in threads(dump) if thread.get("os_thread_id")]
+
+
 def threads(dump: bytes) -> list[dict[str, Any]]:
     """Returns the threads in py-spy's JSON; empty if it is something else."""
     with suppress(ValueError, TypeError):

@@ -16,12 +16,13 @@ _WORK = {
     ),
     "transfers files over the network": (
         "/urllib3/", "/http/client.py", "/urllib/request.py", "/huggingface_hub/", "/botocore/",
-        "/fsspec/", "/gcsfs/", "/s3fs/", "/aiohttp/", "/ftplib.py", "/paramiko/",
+        "/fsspec/", "/gcsfs/", "/s3fs/", "/aiohttp/", "/ftplib.py", "/paramiko/", "/httpcore/",
     ),
     "copies files": ("/shutil.py", "/tarfile.py", "/zipfile"),
     "imports": ("importlib._bootstrap",),
 }  # fmt: skip
 _SOCKETS = ("/socket.py", "/ssl.py")
+_CHILDREN = ("/subprocess.py", "/multiprocessing/pool.py", "/concurrent/futures/process.py")
 # Functions that wait until a process may end, and their files.
 _ENDS = (
     ("_shutdown", "threading.py"), ("_exit_function", "multiprocessing/util.py"),
@@ -35,8 +36,9 @@ def work_of(dump: bytes) -> str:
 
 
 def waits_for_child(dump: bytes) -> bool:
-    """Whether the main thread waits for a process that it started with ``subprocess``."""
-    return any(str(f.get("filename", "")).endswith("/subprocess.py") for f in main_frames(dump))
+    """Whether the main thread waits for a process that it started with ``subprocess``, or for what
+    a pool of processes returns."""
+    return any(str(f.get("filename", "")).endswith(_CHILDREN) for f in main_frames(dump))
 
 
 def work_at_the_end(dump: bytes) -> str:

@@ -5,14 +5,18 @@ window is enough. If a rank is elsewhere, an endless loop looks like a long eval
 limit decides. It applies to the rank's own time, without waits for a CPU, and depends on the job's
 history:
 
-- a rank that does nothing (it sleeps, or waits for a lock): ``patience`` seconds;
-- one that computes, or waits in its data loader: four times that;
+- a rank that cannot continue, as its main thread waits for a lock, without a time limit, which no
+  thread of it and no child of it that does anything could release, or that has left training, or
+  whose node is silent: ``patience`` seconds;
+- any other: four times that. It may sleep between small pieces of work, wait for an answer over the
+  network, or compute: a slow rank and an endless loop look the same;
 - one whose stack shows compiling, importing, downloading, copying, loading or saving a checkpoint,
   that reads or writes files, or that waits for a child process that works: forty times that;
 - each of these counts by itself: the time of a save is not that of the wait after it;
 - a call over a slow network, whose connections carry bytes, has that longest time, too;
 - ranks whose native stacks show that they wait for their devices, twice that they are in the same
-  launch of a kernel, or in C++ for a collective, count as waiting;
+  launch of a kernel, or in C++ for a collective, count as waiting; if devices are waited for, four
+  times ``patience``: an evaluation also waits for its device at nearly every look;
 - ranks in ``init_process_group`` count as waiting once every rank of the job has been there for
   that time;
 - before a rank's first batch, forward or step and after a job's last call, it prepares or waits for
@@ -21,7 +25,7 @@ history:
   longest time. So is a rank that has not called ``init_process_group``, if all others are there,
   even if its process is nowhere to be seen, and one that does not end;
 - never less than three times the longest pause from which the job recovered by itself;
-- ranks of a silent node count as idle, ranks that no supervisor sees as computing.
+- ranks that no supervisor sees count as computing.
 
 Supervisors on other nodes observe the ranks there; see launch.nodes.
 """
@@ -33,7 +37,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from moediag.evidence.model import Stall
-from moediag.launch.capture.activity import NETWORK, WAITS
+from moediag.launch.capture.activity import NETWORK, STUCK, WAITS
 from moediag.launch.capture.py_spy import (
     in_collective,
     in_last_call,
@@ -46,6 +50,7 @@ from moediag.launch.capture.shown_work import leaves, work_at_the_end, work_of
 from moediag.launch.capture.worker_stacks import waits_for_data
 from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.rank_sample import RankSample
+from moediag.result import wording
 
 BUSY = 4.0
 _BEGIN = 0.6  # of ``patience``: when stacks are read first, so that two looks come before the limit
@@ -119,6 +124,9 @@ class Patience:
         self._blocked: set[int] = set()
         self._joined: set[int] = set()  # ranks in the rendezvous
         self._leaving: set[int] = set()  # ranks of which only the end is left
+        self._stuck: set[int] = set()  # ranks that wait for a lock that nothing will release
+        self._slow: set[int] = set()  # ranks that did something else in this pause
+        self._away: list[int] = []  # ranks that others have waited for longer than ``seconds``
         self._spins: set[int] = set()  # ranks in destroy_process_group, where NCCL uses a CPU
         self._launches: dict[int, object] = {}  # the launch in which the last look found a rank
         self._cpu: dict[int, float] = {}  # of each rank when the pause began
@@ -147,6 +155,7 @@ class Patience:
             self._moved(now, samples)
             self._progress = progress
             return None
+        self._away = []
         self._count(now, samples)
         live = [s for s in samples if s.alive and s.known]
         moving = [s for s in live if not s.stopped]
@@ -172,18 +181,21 @@ class Patience:
             self._meet(away, whole and not waiting)
         here = {s.rank for s in away if not s.unseen}
         outside = not waiting and self._outside({s.rank for s in away}, here, whole)
+        devices = self._on_device | {s.rank for s in away if s.on_device}
         if outside:
             waiting = set(self._joined)
         else:
-            waiting |= self._on_device | self._blocked | {s.rank for s in away if s.on_device}
+            waiting |= devices | self._blocked
         away = [s for s in away if s.rank not in waiting]
         if waiting or outside:
             self._present = self.watchdog.stall(live, sorted(waiting))
         # How long each has been away beyond its limit.
         beyond = min(
             (self._elapsed(s) - self._limit(s, outside or s.prepares) for s in away),
-            default=quiet - self.seconds,
+            default=quiet - (BUSY if devices else 1.0) * self.seconds,
         )
+        if waiting and quiet >= self.seconds:
+            self._away = sorted({s.rank for s in away} | devices)
         if not (waiting or outside) or beyond < 0 or quiet < AS_BEFORE * self.longest:
             return None
         if away and self._looks < _COMPARED:
@@ -250,7 +262,8 @@ class Patience:
         self._loading = {r for r, dump in found.items() if waits_for_data(main_frames(dump))}
         # A worker of a data loader may loop for ever: it is no child that works.
         works = {r for r in self._loading if active.get(r, "").startswith(WAITS)}
-        active = {rank: words for rank, words in active.items() if rank not in works}
+        stuck = {rank for rank, words in active.items() if words == STUCK}
+        active = {rank: words for rank, words in active.items() if rank not in works | stuck}
         self._fed = works
         self._leaving = {rank for rank, dump in found.items() if leaves(dump, ended)}
         shown = {
@@ -262,6 +275,8 @@ class Patience:
             for rank in ranks
             if (words := ": ".join(filter(None, (shown.get(rank), active.get(rank)))))
         }
+        self._slow |= active.keys() - self._work.keys() if self._looks > 1 else set()
+        self._stuck = stuck - self._slow - self._loading
         self._note(self._work)
         for rank in ranks:
             self._own.setdefault(rank, _Time()).looked(rank in self._work)
@@ -309,6 +324,7 @@ class Patience:
         self._work, self._on_device, self._blocked = {}, set(), set()
         self._listened, self._carries = -_LOOK_AGAIN, {}
         self._loading, self._fed, self._joined, self._leaving = set(), set(), set(), set()
+        self._stuck, self._slow, self._away = set(), set(), []
         self._spins, self._launches = set(), {}
         self._seen = {}
         self._joining = float("inf")
@@ -331,8 +347,9 @@ class Patience:
         computes = spent > least and s.rank not in self._spins
         if self._work_of(s) or (early and not s.unseen and (computes or s.rank in self._fed)):
             return AT_WORK * self.seconds
-        busy = computes or s.unseen or s.rank in self._loading
-        return BUSY * self.seconds if early or (busy and not s.silent) else self.seconds
+        ended = s.silent or s.rank in self._spins
+        at_once = not early and (ended or (s.rank in self._stuck and not computes))
+        return self.seconds if at_once else BUSY * self.seconds
 
     def _note(self, work: Mapping[int, str]) -> None:
         for rank, words in work.items():
@@ -347,6 +364,15 @@ class Patience:
             most = Counter(map(kinds.__getitem__, looks)).most_common(1)[0][0]
             found[rank] = next(words for words in reversed(looks) if kinds[words] == most)
         return found
+
+    def doubt(self, now: float) -> str:
+        """Which ranks the others have waited for, for longer than they would for one that is stuck,
+        and what these do; "" if none."""
+        if not self._away:
+            return ""
+        does = "; ".join(f"rank {r} {words}" for r, words in self.work.items() if r in self._away)
+        words = f"{wording.ranks(self._away)} may be slow: others have waited for {self.quiet(now):.0f} s"
+        return f"{words} ({does})" if does else words
 
     @property
     def looked(self) -> bool:

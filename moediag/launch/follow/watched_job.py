@@ -19,7 +19,7 @@ from moediag.launch import shutdown
 from moediag.launch.base import Running
 from moediag.launch.capture import activity, dumps, network, source_files
 from moediag.launch.capture.activity import Activity
-from moediag.launch.capture.py_spy import python_frames
+from moediag.launch.capture.py_spy import python_frames, python_threads
 from moediag.launch.capture.shown_work import waits_for_child
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.patience import Patience
@@ -155,7 +155,7 @@ class JobSupervisor(Supervisor):
         found: dict[int, str] = {}
         for rank, process in self._of(dumps).items():
             before = self._active.pop((rank, inside), None)
-            after = activity.look(process, now, moved)
+            after = activity.look(process, now, moved, python_threads(dumps[rank]))
             if after is None:
                 continue
             beat = protocol.Heartbeat.read(self.folder / protocol.heartbeat_file(rank))
@@ -166,7 +166,9 @@ class JobSupervisor(Supervisor):
         return found
 
     def _awaited(self, seconds: float) -> str:
-        return "" if self._met() else self.declared.awaited(seconds)
+        if not self._met():
+            return self.declared.awaited(seconds)
+        return self.patience.doubt(time.monotonic())
 
     def _met(self) -> bool:
         """Whether a rank here has met those of other nodes."""

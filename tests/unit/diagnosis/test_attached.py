@@ -126,7 +126,7 @@ def test_a_call_in_a_handler_names_the_rank() -> None:
 
 def test_a_call_in_a_handler_is_not_at_fault_if_another_rank_is_outside_communication() -> None:
     """All ranks may come to that handler, as at the end of the data; the idle one never did."""
-    idle = RankLook(11, looks.IDLE, 60.0)
+    idle = RankLook(11, looks.IDLE, 60.0, stuck=True)
     found = judged(rank(0, 15, "all_reduce"), rank(1, 16), does={0: waits(), 1: idle})
     assert found.culprits == (1,)
 
@@ -159,7 +159,7 @@ def test_a_suspended_job_is_not_a_hang() -> None:
 
 
 def test_an_idle_rank_that_the_others_wait_for() -> None:
-    idle = RankLook(11, looks.IDLE, 60.0)
+    idle = RankLook(11, looks.IDLE, 60.0, stuck=True)
     found = judged(rank(0, 7, "barrier"), rank(1, 16), does={0: waits(), 1: idle})
     assert (found.verdict, found.culprits) == ("hang", (1,))
 
@@ -189,7 +189,7 @@ def test_others_in_different_calls_name_an_idle_rank_only_if_all_are_ahead_of_it
     own: dict[str, str], others: tuple[dict[str, str], ...], named: tuple[int, ...]
 ) -> None:
     does = {n: replace(waits(), values=values) for n, values in enumerate(others)}
-    does[2] = RankLook(11, looks.IDLE, 60.0, values=own)
+    does[2] = RankLook(11, looks.IDLE, 60.0, stuck=True, values=own)
     found = judged(rank(0, 6, "all_reduce"), rank(1, 7, "barrier"), rank(2, 16), does=does)
     assert (found.verdict, found.culprits) == ("hang", named), found.cause
     assert ("Rank 2 is behind: " in found.cause) == bool(named)
@@ -274,7 +274,7 @@ def test_ranks_that_all_wait_for_their_devices_may_compute() -> None:
     assert (found.verdict, found.culprits) == ("inconclusive", ())
     assert "ranks 0, 1 wait for the device at train.py:7 main. From outside" in found.cause
     assert "`moediag watch`, which asks the devices" in found.next_step
-    found = judged(rank(0, 7, "barrier"), rank(1, 8), does={0: waits(), 1: device})
+    found = judged(rank(0, 7, "barrier"), rank(1, 8), does={0: waits(130.0), 1: device})
     assert (found.verdict, found.culprits) == ("hang", ()), found.cause
     assert "rank 1" in found.cause.lower(), found.cause
 

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from moediag.launch.capture.activity import Activity, look, work
+from moediag.launch.capture.activity import STUCK, Activity, look, work
 from moediag.launch.processes import NEVER, Process
 
 SAVED, LOG = ("/run/model.pt", True), ("/run/train.log", True)
@@ -115,6 +116,56 @@ def test_the_work_of_a_child_is_that_of_its_parent(writer: subprocess.Popen[byte
     assert before is not None and after is not None
     assert ("model.pt", True) in {(Path(path).name, writes) for path, writes in after.offsets}
     assert after.calls - before.calls >= 10**6
+
+
+WAIT = "import multiprocessing, os, queue, socket, sys, threading, time\n"
+OTHER = "threading.Thread(target={}, daemon=True).start()\n"
+LAST = "lock = threading.Lock(); lock.acquire(); print(flush=True); lock.acquire()"
+POLLS = "\nwhile True:\n    try: queue.Queue().get(timeout=0.05)\n    except queue.Empty: pass\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "stuck"),
+    [
+        (LAST, True),
+        ("print(flush=True); queue.Queue().get()", True),
+        ("lock = multiprocessing.Lock(); lock.acquire(); print(flush=True); lock.acquire()", True),
+        (OTHER.format("lambda: queue.Queue().get(timeout=99)") + LAST, True),
+        # These may continue, or another thread may release the lock.
+        ("print(flush=True); time.sleep(99)", False),
+        ("pair = socket.socketpair(); print(flush=True); pair[0].recv(1)", False),
+        ("print(flush=True)" + POLLS, False),
+        ("print(flush=True); queue.Queue().get(timeout=99)", False),
+        (OTHER.format("lambda: time.sleep(99)") + LAST, False),
+        (OTHER.format("lambda: os.read(os.pipe()[0], 1)") + LAST, False),
+    ],
+)  # fmt: skip
+def test_a_process_that_waits_for_a_lock_that_nothing_will_release(
+    program: str, stuck: bool
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAIT + program], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        threads = [int(path.name) for path in Path(f"/proc/{process.pid}/task").iterdir()]
+        while not all(asleep(process.pid, one) for one in threads):
+            assert process.poll() is None
+        time.sleep(0.2)  # one that is not there yet may wait for the interpreter
+        looks = [look(Process.of(process.pid), now, None, threads) for now in (0.0, 10.0)]
+        unknown = [look(Process.of(process.pid), now) for now in (0.0, 10.0)]
+        process.kill()
+    before, after = (one for one in looks if one is not None)
+    if stuck and not before.lock:
+        pytest.skip("this kernel does not tell system calls")
+    assert work(before, after) == (STUCK if stuck else "")
+    assert work(before, replace(after, children=after.children + 0.01)) == ""
+    assert work(before, replace(after, woken=before.woken + 50)) == ""
+    assert work(*(one for one in unknown if one is not None)) == ""
+
+
+def asleep(pid: int, thread: int) -> bool:
+    return "State:\tS" in Path(f"/proc/{pid}/task/{thread}/status").read_text()
 
 
 def test_what_a_connection_carried_is_known_from_the_kernel() -> None:

@@ -113,7 +113,11 @@ BUSY = RankLook(1, looks.ON_DEVICE, 40.0)
     [
         (job(WAITING, WAITING), True),
         (job(WAITING, RankLook(2, looks.WAITS, 20.0)), False),  # not for long enough
-        (job(WAITING, RankLook(2, looks.IDLE, 40.0)), True),
+        (job(WAITING, RankLook(2, looks.IDLE, 40.0, stuck=True)), True),
+        # It may sleep between small pieces of work.
+        (job(WAITING, RankLook(2, looks.IDLE, 40.0)), False),
+        (job(RankLook(1, looks.WAITS, 130.0), RankLook(2, looks.IDLE, 40.0)), True),
+        (job(RankLook(1, looks.WAITS, 130.0), RankLook(2, looks.IDLE, 20.0)), False),
         (job(WAITING, RankLook(2, looks.IDLE, 20.0)), False),
         (job(WAITING, RankLook(2, looks.STOPPED, 5.0, held="is stopped")), True),
         (job(WAITING, RankLook(2, looks.WORKS)), False),
@@ -122,8 +126,11 @@ BUSY = RankLook(1, looks.ON_DEVICE, 40.0)
         (job(RankLook(1, looks.WAITS, 5.0), missing=(1,)), True),
         # Two devices that compute for long look like two that wait for each other.
         (job(BUSY, BUSY), False),
-        (job(WAITING, BUSY), True),
-        (job(RankLook(2, looks.IDLE, 40.0), BUSY), True),
+        (job(WAITING, BUSY), False),  # it may evaluate alone
+        (job(RankLook(1, looks.WAITS, 130.0), BUSY), True),
+        (job(RankLook(2, looks.IDLE, 40.0), BUSY), False),
+        (job(RankLook(2, looks.IDLE, 40.0, stuck=True), BUSY), True),
+        (job(RankLook(2, looks.IDLE, 40.0), RankLook(1, looks.ON_DEVICE, 130.0)), True),
         (job(BUSY, missing=(1,)), True),
         (job(), False),
     ],

@@ -51,10 +51,6 @@ class TokenLoss:
     """Sum of the tokens' weights in the gradient."""
     alike: bool
     """All tokens of it have the same weight."""
-    first: int = -1
-    """The first target; -1 if unknown."""
-    apart: int = 0
-    """By what each target is larger than the one before; 0 if it is not the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,29 +230,6 @@ def _scaled(factor: float, ranks: Sequence[StepLosses], gathered: bool) -> tuple
 
 
 @law(suspects=True)
-def targets_of_first_rank(facts: Facts) -> Findings:
-    """Ranks gather what they compare their samples with, and all of them take the part of the first
-    rank for their own one."""
-    steps, world = [], facts.evidence.world_size
-    for step, ranks in facts.of(_whole_steps).items():
-        losses = [of[0][0] for of in (one.backwards for one in ranks.values()) if of and of[0]]
-        alike = {(one.size, one.classes, one.first, one.apart) for one in losses}
-        if len(losses) == world and len(alike) == 1:
-            (size, classes, first, apart), *_ = alike
-            own = first == 0 < apart and classes == size * apart * world and size > 1
-            if own and all(_gathers(facts.evidence, rank, step, size) for rank in ranks):
-                steps.append(step)
-    if len(steps) > _ENOUGH:
-        one = next(iter(facts.of(_whole_steps)[steps[0]].values()))
-        yield Suspicious(
-            f"In steps {few(steps)} each rank compares its samples with those that all {world} "
-            f"ranks gathered{at_line(one.line)}, and the targets are the same on every rank, in "
-            "the first part of the classes: on all ranks but the first one they are the samples of "
-            "that rank. Add the rank times the number of its own candidates to the targets."
-        )
-
-
-@law(suspects=True)
 def accumulation_not_entered(facts: Facts) -> Findings:
     """accelerate or DeepSpeed divides each loss by the micro-batches that it is asked to
     accumulate, and the program updates after each backward. Or the first update has one micro-batch
@@ -404,6 +377,6 @@ def _read(event: Mapping[str, Any]) -> StepLosses | None:
 
 
 def _loss(values: Sequence[Any]) -> TokenLoss:
-    count, size, classes, total, least, most, *labels = values
+    count, size, classes, total, least, most, *_ = values
     alike = float(most) - float(least) <= _CLOSE * abs(float(most))
-    return TokenLoss(int(count), int(size), int(classes), float(total), alike, *map(int, labels))
+    return TokenLoss(int(count), int(size), int(classes), float(total), alike)

@@ -128,6 +128,8 @@ class ModelInputs:
     rows: int = 0
     #: Into how many parts its loader divides the samples.
     divided: int = 1
+    #: A tensor of it requires a gradient.
+    graded: bool = False
     #: The updates so far when its loader began to give batches; -1 if unknown.
     began: int = -1
 

@@ -68,6 +68,7 @@ LAWS: tuple[Law, ...] = (
     stage_matrices.stage_matrices_apart,
     cleared_gradients.gradients_mixed,
     cleared_gradients.gradients_used_twice,
+    cleared_gradients.micro_batches_dropped,
     clip_norms.clipped_before_backward,
     optimizer_checks.exchanges_one_way,
     model_modes.dropout_beside_training,

@@ -28,7 +28,6 @@ from moediag.result.wording import at_line, few, few_on_each
 
 _ENOUGH = 2  # steps
 _NEAR = 0.02  # of sums of weights
-_UNCOUNTED = 0.1  # the same
 _CLOSE = 1e-3  # of weights that are meant to be equal
 _CONSTANT = 5  # steps with the same loss
 _EXACT = 1e-6  # of a loss
@@ -63,8 +62,6 @@ class StepLosses:
     """The user's line that computed the last one, or ""."""
     added: bool = False
     """Each backward but the first added to gradients of the one before."""
-    dropped: bool = False
-    """No backward added to gradients of the one before."""
     changed: int = 0
     """How often a gradient was changed in place after the last backward; -1: it was replaced."""
     mean: tuple[int, ...] = ()
@@ -195,8 +192,8 @@ def _scaled(factor: float, ranks: Sequence[StepLosses], gathered: bool) -> tuple
     """By what the gradients of a step are multiplied, and why it seems so; None if by nothing that
     is known. ``factor``: what reductions multiply the mean over ranks by; ``gathered``: all ranks
     may have one loss, of what they gathered, and each the gradients of its part."""
-    many = {(len(one.single), one.added, one.dropped) for one in ranks}
-    micro, added, dropped = many.pop() if len(many) == 1 else (0, False, False)
+    many = {(len(one.single), one.added) for one in ranks}
+    micro, added = many.pop() if len(many) == 1 else (0, False)
     own = {round(one.total, 2) for one in ranks}
     if micro > 1 and abs(factor - 1) <= _NEAR:
         there = f"There are {micro} micro-batches in each update, so it seems that "
@@ -204,14 +201,6 @@ def _scaled(factor: float, ranks: Sequence[StepLosses], gathered: bool) -> tuple
             return float(micro), f"{there}the loss is not divided by their number."
         if added and own == {round(1 / micro, 2)}:
             return 1 / micro, f"{there}the loss is divided by their number once too often."
-        # Trainer divides by the tokens of all ranks, and counts some that have no target.
-        whole = abs(sum(one.total for one in ranks) / len(ranks) - 1) <= _UNCOUNTED
-        if dropped and whole and ranks[0].backwards[0][0].total < 1 - _NEAR:
-            return 1 / micro, (
-                f"There are {micro} micro-batches in each update, and the loss is divided by their "
-                "number, but something clears the gradients before each backward: the update has "
-                "those of the last micro-batch only."
-            )
     if len(ranks) == 1:
         return None
     total = factor * sum(one.total for one in ranks) / len(ranks)
@@ -371,8 +360,7 @@ def _read(event: Mapping[str, Any]) -> StepLosses | None:
     added = [bool(one.get("added")) for one in backwards[1:]]
     return StepLosses(
         int(event["step"]), losses, str(event.get("line", "")), all(added),
-        len(added) > 0 and not any(added), int(event.get("changed", 0)),
-        tuple(event.get("mean", ())),
+        int(event.get("changed", 0)), tuple(event.get("mean", ())),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ losses      step line(the user's that computed the last one) changed(how often a
             FSDP or DeepSpeed takes the mean of gradients] backwards[{
             direct(bool: the loss is made of cross entropies and constants alone)
             added(bool: parameters had gradients before it)
+            moved(bool: a parameter has another value than in the backward before)
             means[the gradient of each mean of which the loss is a sum]
             rest[the loss, what no part of it is; empty if it has parts of unknown value]
             of[[targets that count, all targets, classes, sum of the tokens' weights, the smallest
@@ -100,6 +101,7 @@ class LossWeights:
         self._new: List[_Loss] = []  # since the last backward
         self._backwards: List[Tuple[Dict[str, Any], List[_Loss]]] = []
         self._after: Tuple[Any, Any, int] = None, None, 0  # a parameter, its gradient and version
+        self._small: Any = None  # a parameter in the last backward
         # All cross entropies of torch.nn end in the first one, those of log probabilities in the
         # second one.
         for name in ("cross_entropy_loss", "nll_loss_nd", *_VALUED):
@@ -155,7 +157,8 @@ class LossWeights:
             added = bool(self._backwards) and self._has_gradients()
             means: List[Any] = []
             parts = self._parts(loss)
-            about = {"direct": direct, "added": added, "means": means, "rest": parts}
+            about = {"direct": direct, "added": added, "moved": self._moved(), "means": means,
+                     "rest": parts}  # fmt: skip
             self._backwards.append((about, new))
             keep = functools.partial(self._context.guarded, WATCHER, _keep, means)
             for node in _means_of(loss) if several_ranks() else ():
@@ -180,6 +183,15 @@ class LossWeights:
         small = (local(p.grad) for p in self._parameters() if p.numel() <= _SMALL)
         found = [one.any().cpu() for one in islice(filter(torch.numel, small), _FEW)]
         return bool(found) and bool(torch.stack(found).any())
+
+    def _moved(self) -> bool:
+        """Whether a small matrix changed since the last backward of the step."""
+        every = (p for model in self._context.models() for p in model.parameters)
+        small = (local(p) for p in every if p.requires_grad and p.dim() > 1 and p.numel() <= _SMALL)
+        old, one = self._small, next(small, None)
+        self._small = None if one is None or capturing() else one.detach().clone()
+        known = self._backwards and old is not None and self._small is not None
+        return bool(known) and not torch.equal(old, self._small)
 
     def _parameters(self) -> Iterator[Any]:
         """Those with a gradient of elements in order."""

@@ -15,7 +15,7 @@ import os
 import random
 import sys
 import weakref
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
@@ -113,14 +113,19 @@ class ModelInputs:
         if before >= _MAX_FORWARDS or capturing():
             return
         prints = Fingerprints()
-        _add(prints, (args, kwargs), 0)
+        given = list(_tensors((args, kwargs)))
+        for one in given:
+            if type(one) in (torch.Tensor, torch.nn.Parameter):
+                prints.add(one)
         read = prints.read()
         if not read or None in read:
             return
         known = self._latest.known if self._latest is not None else {}
         self._context.log.event(
             "inputs", step=step, forward=before, digest="-".join(str(one) for one in read),
-            over=list(self._context.sets.averaged(root)), rows=_rows((args, kwargs), 0), **known,
+            over=list(self._context.sets.averaged(root)),
+            rows=next((len(one) for one in given if one.dim() and len(one)), 0),
+            graded=any(one.requires_grad for one in given), **known,
         )  # fmt: skip
         if not before:
             self._tell_beside(step)
@@ -253,29 +258,17 @@ def _describe(value: Any, found: List[str], depth: int) -> bool:
     return any(data) or length >= _DATA
 
 
-def _rows(value: Any, depth: int) -> int:
-    """The rows of the first tensor in ``value``; 0 without one."""
+def _tensors(value: Any, depth: int = 0) -> Iterator[Any]:
+    """The tensors in ``value``, in an order that is the same on every rank."""
     if isinstance(value, torch.Tensor):
-        return len(value) if value.dim() else 0
-    inner = value.values() if isinstance(value, Mapping) else value
-    if depth >= _MAX_DEPTH or not isinstance(value, (Mapping, list, tuple)):
-        return 0
-    return next(filter(None, (_rows(one, depth + 1) for one in inner)), 0)
-
-
-def _add(prints: Fingerprints, value: Any, depth: int) -> None:
-    """Adds the tensors in ``value``, in an order that is the same on every rank."""
-    if isinstance(value, torch.Tensor):
-        if type(value) in (torch.Tensor, torch.nn.Parameter):
-            prints.add(value)
-    elif depth >= _MAX_DEPTH:
-        return
-    elif isinstance(value, Mapping):
-        for name in sorted(value, key=str):
-            _add(prints, value[name], depth + 1)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            _add(prints, one, depth + 1)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            _add(prints, getattr(value, field.name, None), depth + 1)
+        yield value
+    elif depth < _MAX_DEPTH:
+        inner: Any = ()
+        if isinstance(value, Mapping):
+            inner = [value[name] for name in sorted(value, key=str)]
+        elif isinstance(value, (list, tuple)):
+            inner = value
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            inner = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+        for one in inner:
+            yield from _tensors(one, depth + 1)

@@ -275,16 +275,6 @@ class TestScale:
         )  # fmt: skip
         assert any("not divided by their number" in text for text in found_in) is found
 
-    @pytest.mark.parametrize("total", [0.47, 0.5, 0.8, 1.0])
-    def test_micro_batches_that_are_cleared(self, total: float) -> None:
-        """The loss of another program is not divided, as that of SAM. Trainer divides by a number
-        of tokens that is a little too large."""
-        events = micro_batches(False, total, mean=(0, 1))
-        found = self.found(0, evidence=plain(), own_gradients=(), losses=events)
-        assert ["those of the last micro-batch only" in text for text in found] == [True] * (
-            total <= 0.5
-        )
-
     @pytest.mark.parametrize(
         ("factor", "mean", "op"),
         [(1.0, 1.0, "all_reduce"), (0.5, 1.0, ""), (1.0, 0.5, ""), (1.0, 1.0, "all_gather"),
@@ -1090,6 +1080,49 @@ def test_a_loss_that_is_always_the_same(values: list[float], found: bool) -> Non
     evidence = with_laws(job(2), lambda _, laws: replace(laws, inputs=inputs))
     of = diagnose(with_events(evidence, loss_value=rows))
     assert any("in all checked steps on all ranks" in text for text in of.suspicious) is found
+
+
+class TestDroppedMicroBatches:
+    def found(
+        self, number: int = 2, digests: str = "ab", graded: bool = False, steps: int = 4, **of: Any
+    ) -> tuple[str, ...]:
+        row = {"direct": False, "of": [], "means": [1.0], "added": False, "moved": False, **of}
+        changed = of.pop("changed", 0)
+        events = [{"step": step, "changed": changed, "backwards": [row] * number} for step in STEPS]
+        optimizers = of.pop("optimizers", 1)
+
+        def add(_: int, laws: RankLaws) -> RankLaws:
+            inputs = [
+                ModelInputs(step, at, f"{digest}{step}", graded=graded)
+                for step in STEPS for at, digest in enumerate(digests)
+            ]  # fmt: skip
+            checks = [replace(one, key=f"{n}") for one in laws.checks for n in range(optimizers)]
+            return replace(laws, inputs=tuple(inputs), checks=tuple(checks))
+
+        return diagnose(with_events(with_laws(job(2), add), losses=events[:steps])).suspicious
+
+    def test_all_but_the_last_one_are_suspicious(self) -> None:
+        (text,) = self.found()
+        assert "at train.py:9 main comes after 2 forwards of different samples" in text
+        assert "--allow micro-batches-dropped" in text
+
+    @pytest.mark.parametrize(
+        "design",
+        [
+            {"added": True},
+            {"graded": True},  # an attack on the inputs
+            {"digests": "aa"},  # SAM
+            {"digests": "a"},  # two losses of one forward
+            {"moved": True},  # inner updates of MAML
+            {"changed": -1},  # gradients that the program combines
+            {"optimizers": 2},  # a generator and its discriminator
+            {"number": 1, "digests": "a"},
+            {"steps": 2},
+            {"steps": 0},
+        ],
+    )
+    def test_healthy_designs_and_missing_evidence(self, design: dict[str, Any]) -> None:
+        assert not self.found(**design)
 
 
 # ------------------------------------------------------------------------ what losses get

@@ -456,6 +456,45 @@ def test_a_model_that_accelerate_returned_without_a_wrapper(
     assert told_of == [wanted] * told
 
 
+class TestSeveralBackwards:
+    """Two in each step, of which the first one's gradients are cleared."""
+
+    def rows(
+        self, folder: Path, between: Callable[[Any, Any], None], perturbed: bool = False
+    ) -> Any:
+        net = nn.Linear(4, 5)
+
+        def backward(_: int) -> None:
+            for _ in range(2):
+                given = torch.randn(4, 4, requires_grad=perturbed)
+                loss = functional.cross_entropy(net(given), torch.arange(4))
+                loss.backward()
+                between(net, given)
+
+        train(net, backward)
+        last = [event["backwards"][1] for event in written(folder, "losses")]
+        inputs = laws(folder).inputs
+        assert len(inputs) == 2 * len(last) and len({one.digest for one in inputs}) == len(inputs)
+        return {(row["added"], row["moved"]) for row in last}, {one.graded for one in inputs}
+
+    def test_gradients_that_are_cleared(self, tmp_path: Path) -> None:
+        found = self.rows(tmp_path, lambda net, _: net.zero_grad())
+        assert found == ({(False, False)}, {False})
+
+    def test_gradients_that_are_kept(self, tmp_path: Path) -> None:
+        assert self.rows(tmp_path, lambda *_: None) == ({(True, False)}, {False})
+
+    def test_an_inner_update(self, tmp_path: Path) -> None:
+        def step(net: Any, _: Any) -> None:
+            net.weight.data -= net.weight.grad
+            net.zero_grad()
+
+        assert self.rows(tmp_path, step)[0] == {(False, True)}
+
+    def test_inputs_that_are_attacked(self, tmp_path: Path) -> None:
+        assert self.rows(tmp_path, lambda net, _: net.zero_grad(), True)[1] == {True}
+
+
 # ------------------------------------------------------------------------ what losses get
 
 

@@ -97,6 +97,7 @@ LAWS: tuple[Law, ...] = (
     shared_values.shared_gradients_lost,
     shared_values.biases_added_again,
     sample_sources.samplers_apart,
+    model_inputs.streams_repeated,
     sample_sources.ranks_unlike,
     model_structure.layers_missing,
     model_structure.tokens_embedded_as_zeros,

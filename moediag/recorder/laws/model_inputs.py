@@ -2,6 +2,7 @@
 loaders: which samples a rank trains on.
 
 loss        step loss(of the first backward)
+repeated    step line made workers   of a stream of which all workers give the same batches
 beside      step sampler given made[the line that made a loader which divides nothing] divided[that
             of one whose samples are divided, of the same update]
 """
@@ -18,8 +19,8 @@ import weakref
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
@@ -54,6 +55,7 @@ class _Pass:
         digest = hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
         self.sampler = sampler
         self.shuffled = ours and bool(getattr(sampler, "shuffle", False))
+        self.batches: List[Any] = []  # fingerprints of the first ones of the workers of a stream
         self.began: Optional[int] = None  # optimizer steps when it gave its first batch
         self.known: Dict[str, Any] = {
             "sampler": type(sampler).__name__, "made": made, "line": "", "order": "",
@@ -90,6 +92,8 @@ class ModelInputs:
         recorder.patches.replace(DataLoader, "__init__", context.around(WATCHER, self._makes))
         drawn = context.around(WATCHER, after=self._draws)
         recorder.patches.replace(_BaseDataLoaderIter, "_next_index", drawn)
+        worked = context.around(WATCHER, after=self._worked)
+        recorder.patches.replace(_MultiProcessingDataLoaderIter, "_next_data", worked)
         recorder.on_pass.append(guarded(self._began))
         recorder.on_batch.append(guarded(self._given))
         recorder.on_pass_end.append(guarded(self._ended))
@@ -145,6 +149,22 @@ class ModelInputs:
     def _draws(self, _frame: Any, drawn: Any, iterator: Any) -> None:
         if self._drawn.get(iterator) is None:
             self._drawn.set(iterator, (repr(drawn)[:_ORDER], _random_states()))
+
+    def _worked(self, frame: Any, batch: Any, iterator: Any) -> None:
+        """Compares the first two batches of each worker of a stream: those of a worker differ, and
+        all workers give the same ones."""
+        workers, of = iterator._num_workers, self._passes.get(iterator)
+        first = iterator._num_yielded < 2 * workers and 1 < workers <= _MAX_INSIDE
+        if of is None or not first or not isinstance(iterator._dataset, IterableDataset):
+            return
+        prints = Fingerprints()
+        for one in _tensors(batch):
+            prints.add(one)
+        of.batches.append(tuple(prints.read()))
+        once, again = {*of.batches[:workers]}, {*of.batches[workers:]}
+        if len(of.batches) == 2 * workers and len(once) == len(again) == 1 and once != again:
+            more = {"line": self._context.line(frame), "made": of.known["made"]}
+            self._context.event("repeated", keep=True, workers=workers, **more)
 
     def _makes(self, loader: Any, frame: Any) -> None:
         self._made.set(loader, self._context.line(frame))

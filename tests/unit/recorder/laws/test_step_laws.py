@@ -17,6 +17,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info  # noqa: E402
 
 from moediag.recorder.laws import (  # noqa: E402
     checkpointed_inputs,
@@ -493,6 +494,33 @@ class TestSeveralBackwards:
 
     def test_inputs_that_are_attacked(self, tmp_path: Path) -> None:
         assert self.rows(tmp_path, lambda net, _: net.zero_grad(), True)[1] == {True}
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, of: Callable[[int, int], float]) -> None:
+        self.of = of
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        yield from (torch.tensor([self.of(info.id, at)]) for at in range(4))
+
+
+@pytest.mark.parametrize(
+    ("of", "found"),
+    [(lambda _, at: at, [2]), (lambda own, at: 10.0 * own + at, []), (lambda *_: 1.0, []),
+     (lambda own, at: float(at > 0 and own + 2), [])],
+    ids=["repeated", "divided", "made up", "one common batch"],
+)  # fmt: skip
+def test_workers_that_give_the_same_batches(
+    tmp_path: Path, of: Callable[[int, int], float], found: list[int]
+) -> None:
+    list(DataLoader(Stream(of), num_workers=2))
+    net = nn.Linear(1, 5)
+    train(net, lambda _: net(torch.ones(1)).sum().backward())
+    rows = laws(tmp_path).rows("repeated", workers=int, made=str)
+    assert [workers for workers, _ in rows] == found
+    assert all("test_step_laws.py" in made for _, made in rows)
 
 
 # ------------------------------------------------------------------------ what losses get

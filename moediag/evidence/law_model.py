@@ -62,6 +62,8 @@ class LawCheck:
     pieces: tuple[LawPiece, ...]
     #: Updates that its state has counted; -1: it counts none.
     age: float = -1.0
+    #: Updates in a row until this one whose learning rates are all 0.
+    zero_rates: int = 0
     #: Calls on the group of each replica set so far; None where there is no group.
     clocks: tuple[int | None, ...] = ()
     #: Before each of the last updates: the updates so far, and the clocks.
@@ -128,6 +130,8 @@ class ModelInputs:
     rows: int = 0
     #: Into how many parts its loader divides the samples.
     divided: int = 1
+    #: A tensor of it requires a gradient.
+    graded: bool = False
     #: The updates so far when its loader began to give batches; -1 if unknown.
     began: int = -1
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
-from moediag.evidence.law_model import Cleared
+from moediag.evidence.law_model import Cleared, RankLaws
 from moediag.evidence.model import Evidence
 from moediag.result import Verdict
 from moediag.result.wording import at_line, few, listed, ranks
@@ -77,6 +77,39 @@ def gradients_mixed(facts: Facts) -> Findings:
             "right before its own backward.",
             names,
         )
+
+
+@law(suspects=True)
+def micro_batches_dropped(facts: Facts) -> Findings:
+    """An update has several micro-batches, and something clears the gradients of each before the
+    backward of the next one."""
+    found = [_dropped(own) for own in facts.of(recorded).values()]
+    if found and all(len(steps) > _ENOUGH for steps, *_ in found) and len({*found}) == 1:
+        steps, number, line = found[0]
+        yield Suspicious(
+            f"In steps {few(steps)} each update{at_line(line)} comes after {number} forwards of "
+            "different samples, each with a backward, and something clears the gradients before "
+            "each backward: the update uses those of the last micro-batch only. Call zero_grad() "
+            "once for each update, after step()."
+        )
+
+
+def _dropped(own: RankLaws) -> tuple[tuple[int, ...], int, str]:
+    """The checked steps, how many micro-batches each has, if all have as many and the gradients of
+    the last one only, and the line of the update. A perturbed input has a gradient, a task may move
+    parameters before the next one, and gradients that are combined are written by the program."""
+    rows = own.of("losses", lambda of: (int(of["step"]), list(of["backwards"]), int(of["changed"])))
+    clips = Counter(norm.step for norm in own.norms)
+    steps: list[int] = []
+    many = {len(backwards) for _, backwards, _ in rows}
+    for step, backwards, changed in rows:
+        inputs = [one for one in own.inputs if one.step == step]
+        apart = len({one.digest for one in inputs}) == len(inputs) == len(backwards) > 1
+        alone = not any(one["added"] or one.get("moved", True) for one in backwards[1:])
+        if apart and alone and 0 <= changed <= clips[step] and not any(i.graded for i in inputs):
+            steps.append(step)
+    whole = len(steps) == len(rows) and len(many) == 1 and len({c.key for c in own.checks}) == 1
+    return tuple(steps) if whole else (), max(many, default=0), own.checks[0].line if steps else ""
 
 
 def _each_other(evidence: Evidence) -> bool:

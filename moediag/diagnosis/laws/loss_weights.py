@@ -28,7 +28,6 @@ from moediag.result.wording import at_line, few, few_on_each
 
 _ENOUGH = 2  # steps
 _NEAR = 0.02  # of sums of weights
-_UNCOUNTED = 0.1  # the same
 _CLOSE = 1e-3  # of weights that are meant to be equal
 _CONSTANT = 5  # steps with the same loss
 _EXACT = 1e-6  # of a loss
@@ -51,10 +50,6 @@ class TokenLoss:
     """Sum of the tokens' weights in the gradient."""
     alike: bool
     """All tokens of it have the same weight."""
-    first: int = -1
-    """The first target; -1 if unknown."""
-    apart: int = 0
-    """By what each target is larger than the one before; 0 if it is not the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +62,6 @@ class StepLosses:
     """The user's line that computed the last one, or ""."""
     added: bool = False
     """Each backward but the first added to gradients of the one before."""
-    dropped: bool = False
-    """No backward added to gradients of the one before."""
     changed: int = 0
     """How often a gradient was changed in place after the last backward; -1: it was replaced."""
     mean: tuple[int, ...] = ()
@@ -199,8 +192,8 @@ def _scaled(factor: float, ranks: Sequence[StepLosses], gathered: bool) -> tuple
     """By what the gradients of a step are multiplied, and why it seems so; None if by nothing that
     is known. ``factor``: what reductions multiply the mean over ranks by; ``gathered``: all ranks
     may have one loss, of what they gathered, and each the gradients of its part."""
-    many = {(len(one.single), one.added, one.dropped) for one in ranks}
-    micro, added, dropped = many.pop() if len(many) == 1 else (0, False, False)
+    many = {(len(one.single), one.added) for one in ranks}
+    micro, added = many.pop() if len(many) == 1 else (0, False)
     own = {round(one.total, 2) for one in ranks}
     if micro > 1 and abs(factor - 1) <= _NEAR:
         there = f"There are {micro} micro-batches in each update, so it seems that "
@@ -208,14 +201,6 @@ def _scaled(factor: float, ranks: Sequence[StepLosses], gathered: bool) -> tuple
             return float(micro), f"{there}the loss is not divided by their number."
         if added and own == {round(1 / micro, 2)}:
             return 1 / micro, f"{there}the loss is divided by their number once too often."
-        # Trainer divides by the tokens of all ranks, and counts some that have no target.
-        whole = abs(sum(one.total for one in ranks) / len(ranks) - 1) <= _UNCOUNTED
-        if dropped and whole and ranks[0].backwards[0][0].total < 1 - _NEAR:
-            return 1 / micro, (
-                f"There are {micro} micro-batches in each update, and the loss is divided by their "
-                "number, but something clears the gradients before each backward: the update has "
-                "those of the last micro-batch only."
-            )
     if len(ranks) == 1:
         return None
     total = factor * sum(one.total for one in ranks) / len(ranks)
@@ -231,29 +216,6 @@ def _scaled(factor: float, ranks: Sequence[StepLosses], gathered: bool) -> tuple
             f"{there}the loss or the gradients are divided by the number of ranks once too often.",
         )
     return None
-
-
-@law(suspects=True)
-def targets_of_first_rank(facts: Facts) -> Findings:
-    """Ranks gather what they compare their samples with, and all of them take the part of the first
-    rank for their own one."""
-    steps, world = [], facts.evidence.world_size
-    for step, ranks in facts.of(_whole_steps).items():
-        losses = [of[0][0] for of in (one.backwards for one in ranks.values()) if of and of[0]]
-        alike = {(one.size, one.classes, one.first, one.apart) for one in losses}
-        if len(losses) == world and len(alike) == 1:
-            (size, classes, first, apart), *_ = alike
-            own = first == 0 < apart and classes == size * apart * world and size > 1
-            if own and all(_gathers(facts.evidence, rank, step, size) for rank in ranks):
-                steps.append(step)
-    if len(steps) > _ENOUGH:
-        one = next(iter(facts.of(_whole_steps)[steps[0]].values()))
-        yield Suspicious(
-            f"In steps {few(steps)} each rank compares its samples with those that all {world} "
-            f"ranks gathered{at_line(one.line)}, and the targets are the same on every rank, in "
-            "the first part of the classes: on all ranks but the first one they are the samples of "
-            "that rank. Add the rank times the number of its own candidates to the targets."
-        )
 
 
 @law(suspects=True)
@@ -398,12 +360,11 @@ def _read(event: Mapping[str, Any]) -> StepLosses | None:
     added = [bool(one.get("added")) for one in backwards[1:]]
     return StepLosses(
         int(event["step"]), losses, str(event.get("line", "")), all(added),
-        len(added) > 0 and not any(added), int(event.get("changed", 0)),
-        tuple(event.get("mean", ())),
+        int(event.get("changed", 0)), tuple(event.get("mean", ())),
     )  # fmt: skip
 
 
 def _loss(values: Sequence[Any]) -> TokenLoss:
-    count, size, classes, total, least, most, *labels = values
+    count, size, classes, total, least, most, *_ = values
     alike = float(most) - float(least) <= _CLOSE * abs(float(most))
-    return TokenLoss(int(count), int(size), int(classes), float(total), alike, *map(int, labels))
+    return TokenLoss(int(count), int(size), int(classes), float(total), alike)

@@ -130,6 +130,21 @@ def same_order(facts: Facts) -> Findings:
         )
 
 
+@law(suspects=True)
+def streams_repeated(facts: Facts) -> Findings:
+    """All workers of a data loader of a stream give the same batches."""
+    every = facts.of(recorded).items()
+    rows = {rank: own.rows("repeated", line=str, made=str, workers=int) for rank, own in every}
+    found = {rank: of[0] for rank, of in rows.items() if of}
+    if found:
+        line, made, workers = next(iter(found.values()))
+        yield Suspicious(
+            f"On {ranks(found)} all {workers} workers of the data loader{at_line(made or line)} "
+            f"give the same batches: the model trains on each one {workers} times. Let the "
+            "IterableDataset take its worker's part, as get_worker_info() tells it."
+        )
+
+
 _Steps = dict[int, list[ModelInputs]]  # the calls of each step
 
 

@@ -84,6 +84,8 @@ class LawContext:
         # "what = value" of the running step: how many have it, the first one's name
         self.settings: Dict[str, Tuple[int, str]] = {}
         self.closure = False  # the running one was given a closure
+        # What embeddings got in the last forward, rows of tokens, and the padding of each.
+        self.embedded: List[Tuple[Any, Any]] = []
         # The parameters of the optimizers that stepped, or that the program itself updates.
         self.owned: Callable[[], List[Any]] = list
         self.updated: Optional[List[Any]] = None  # its parameters; None without an optimizer

@@ -7,11 +7,11 @@ losses      step line(the user's that computed the last one) changed(how often a
             FSDP or DeepSpeed takes the mean of gradients] backwards[{
             direct(bool: the loss is made of cross entropies and constants alone)
             added(bool: parameters had gradients before it)
+            moved(bool: a parameter has another value than in the backward before)
             means[the gradient of each mean of which the loss is a sum]
             rest[the loss, what no part of it is; empty if it has parts of unknown value]
             of[[targets that count, all targets, classes, sum of the tokens' weights, the smallest
-            and the largest weight, the first target, by what each is larger than the one before;
-            0 if it is not the same]]}]
+            and the largest weight]]}]
 loss_value  step value   of the last backward
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from itertools import islice
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
 from torch.jit import _builtins
@@ -72,7 +72,6 @@ class _Loss(_Part):
         self.valid = target.detach() != ignored
         self.shape = target.numel(), given.shape[1] if given.dim() > 1 else given.shape[0]
         self.weights: Any = None  # sum, smallest, largest
-        self.labels = _progression(target.detach())
 
     def got(self, gradient: Any) -> None:
         super().got(gradient)
@@ -87,16 +86,7 @@ class _Loss(_Part):
         self.weights = torch.stack((each * count, each, each))
 
     def read(self) -> List[float]:
-        return [int(self.valid.sum()), *self.shape, *self.weights.tolist(), *self.labels.tolist()]
-
-
-def _progression(target: Any) -> Any:
-    """The first of targets, and by how much each is larger than the one before; 0 if that is not
-    one number."""
-    flat = target.reshape(-1)
-    first, apart = flat[:1], flat[1:] - flat[:-1]
-    one = (apart == apart[:1]).all() * apart[:1].sum()
-    return torch.stack((first.sum(), one))
+        return [int(self.valid.sum()), *self.shape, *self.weights.tolist()]
 
 
 class LossWeights:
@@ -111,15 +101,12 @@ class LossWeights:
         self._new: List[_Loss] = []  # since the last backward
         self._backwards: List[Tuple[Dict[str, Any], List[_Loss]]] = []
         self._after: Tuple[Any, Any, int] = None, None, 0  # a parameter, its gradient and version
-        recorder = context.recorder
+        self._small: Any = None  # a parameter in the last backward
         # All cross entropies of torch.nn end in the first one, those of log probabilities in the
-        # second one. torch.jit.script compiles what it does not know to be a function of torch's.
+        # second one.
         for name in ("cross_entropy_loss", "nll_loss_nd", *_VALUED):
             tell = self._valued if name in _VALUED else self._called
-            make = context.around(WATCHER, after=tell, checked=True)
-            recorder.patches.replace(torch._C._nn, name, make)
-            _builtins._register_builtin(getattr(torch._C._nn, name), f"aten::{name}")
-            _kept.append(getattr(torch._C._nn, name))
+            replace_builtin(context, WATCHER, torch._C._nn, name, tell)
         context.before_backward.add(WATCHER, self._backward, checked=True)
         context.after_backward.add(WATCHER, self._made, checked=True)
         context.after_step.add(WATCHER, self._updated, pending=self._waiting)
@@ -170,7 +157,8 @@ class LossWeights:
             added = bool(self._backwards) and self._has_gradients()
             means: List[Any] = []
             parts = self._parts(loss)
-            about = {"direct": direct, "added": added, "means": means, "rest": parts}
+            about = {"direct": direct, "added": added, "moved": self._moved(), "means": means,
+                     "rest": parts}  # fmt: skip
             self._backwards.append((about, new))
             keep = functools.partial(self._context.guarded, WATCHER, _keep, means)
             for node in _means_of(loss) if several_ranks() else ():
@@ -178,7 +166,7 @@ class LossWeights:
 
     def _parts(self, loss: Any) -> List[_Part]:
         """The loss and all its parts; [] if the values of some are unknown, or rounded."""
-        whole, nodes = _Part(loss), _terms(loss, _LINEAR)
+        whole, nodes = _Part(loss), terms(loss, _LINEAR)
         self._context.settings[f"terms of the loss = {len(nodes)}"] = 1, self._line
         parts = [node.metadata.get(_PART) for node in nodes if node is not None]
         if len(parts) < len(nodes) or None in parts or type(loss) is not torch.Tensor:
@@ -195,6 +183,15 @@ class LossWeights:
         small = (local(p.grad) for p in self._parameters() if p.numel() <= _SMALL)
         found = [one.any().cpu() for one in islice(filter(torch.numel, small), _FEW)]
         return bool(found) and bool(torch.stack(found).any())
+
+    def _moved(self) -> bool:
+        """Whether a small matrix changed since the last backward of the step."""
+        every = (p for model in self._context.models() for p in model.parameters)
+        small = (local(p) for p in every if p.requires_grad and p.dim() > 1 and p.numel() <= _SMALL)
+        old, one = self._small, next(small, None)
+        self._small = None if one is None or capturing() else one.detach().clone()
+        known = self._backwards and old is not None and self._small is not None
+        return bool(known) and not torch.equal(old, self._small)
 
     def _parameters(self) -> Iterator[Any]:
         """Those with a gradient of elements in order."""
@@ -236,6 +233,17 @@ class LossWeights:
             )  # fmt: skip
 
 
+def replace_builtin(
+    context: LawContext, watcher: str, owner: Any, name: str, after: Callable[..., None]
+) -> None:
+    """Calls ``after(frame of the caller, result, arguments)`` in checked steps. torch.jit.script
+    compiles what it does not know to be a function of torch's."""
+    make = context.around(watcher, after=after, checked=True)
+    context.recorder.patches.replace(owner, name, make)
+    _builtins._register_builtin(getattr(owner, name), f"aten::{name}")
+    _kept.append(getattr(owner, name))
+
+
 def _rest(shares: List[Any]) -> List[float]:
     """What is contributed by the loss, and by no part of it."""
     if not shares or None in shares:
@@ -246,7 +254,7 @@ def _rest(shares: List[Any]) -> List[float]:
 
 def _made_of_cross_entropies(loss: Any) -> bool:
     """Whether a loss is the sum of cross entropies times constants."""
-    return all(type(one).__name__.startswith(_CROSS_ENTROPY) for one in _terms(loss, _LINEAR))
+    return all(type(one).__name__.startswith(_CROSS_ENTROPY) for one in terms(loss, _LINEAR))
 
 
 def _means_of(loss: Any) -> List[Any]:
@@ -254,7 +262,7 @@ def _means_of(loss: Any) -> List[Any]:
     linear = tuple(name for name in _LINEAR if name != "Mean")
     return [
         one
-        for one in _terms(loss, linear)
+        for one in terms(loss, linear)
         if type(one).__name__.startswith("Mean") or getattr(one, "_saved_reduction", 0) == 1
     ]
 
@@ -266,7 +274,7 @@ def _keep(found: List[Any], gradients: Any) -> None:
         found.append(gradient.detach().clone())
 
 
-def _terms(loss: Any, linear: Tuple[str, ...]) -> List[Any]:
+def terms(loss: Any, linear: Tuple[str, ...]) -> List[Any]:
     """The nodes of which a loss is a sum, times constants; [None] if there are too many."""
     first = loss.grad_fn, loss.output_nr
     seen, waiting, found = {first}, [first], []

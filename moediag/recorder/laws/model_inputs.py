@@ -2,6 +2,7 @@
 loaders: which samples a rank trains on.
 
 loss        step loss(of the first backward)
+repeated    step line made workers   of a stream of which all workers give the same batches
 beside      step sampler given made[the line that made a loader which divides nothing] divided[that
             of one whose samples are divided, of the same update]
 """
@@ -15,11 +16,11 @@ import os
 import random
 import sys
 import weakref
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
@@ -54,6 +55,7 @@ class _Pass:
         digest = hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
         self.sampler = sampler
         self.shuffled = ours and bool(getattr(sampler, "shuffle", False))
+        self.batches: List[Any] = []  # fingerprints of the first ones of the workers of a stream
         self.began: Optional[int] = None  # optimizer steps when it gave its first batch
         self.known: Dict[str, Any] = {
             "sampler": type(sampler).__name__, "made": made, "line": "", "order": "",
@@ -90,6 +92,8 @@ class ModelInputs:
         recorder.patches.replace(DataLoader, "__init__", context.around(WATCHER, self._makes))
         drawn = context.around(WATCHER, after=self._draws)
         recorder.patches.replace(_BaseDataLoaderIter, "_next_index", drawn)
+        worked = context.around(WATCHER, after=self._worked)
+        recorder.patches.replace(_MultiProcessingDataLoaderIter, "_next_data", worked)
         recorder.on_pass.append(guarded(self._began))
         recorder.on_batch.append(guarded(self._given))
         recorder.on_pass_end.append(guarded(self._ended))
@@ -113,14 +117,19 @@ class ModelInputs:
         if before >= _MAX_FORWARDS or capturing():
             return
         prints = Fingerprints()
-        _add(prints, (args, kwargs), 0)
+        given = list(_tensors((args, kwargs)))
+        for one in given:
+            if type(one) in (torch.Tensor, torch.nn.Parameter):
+                prints.add(one)
         read = prints.read()
         if not read or None in read:
             return
         known = self._latest.known if self._latest is not None else {}
         self._context.log.event(
             "inputs", step=step, forward=before, digest="-".join(str(one) for one in read),
-            over=list(self._context.sets.averaged(root)), rows=_rows((args, kwargs), 0), **known,
+            over=list(self._context.sets.averaged(root)),
+            rows=next((len(one) for one in given if one.dim() and len(one)), 0),
+            graded=any(one.requires_grad for one in given), **known,
         )  # fmt: skip
         if not before:
             self._tell_beside(step)
@@ -140,6 +149,22 @@ class ModelInputs:
     def _draws(self, _frame: Any, drawn: Any, iterator: Any) -> None:
         if self._drawn.get(iterator) is None:
             self._drawn.set(iterator, (repr(drawn)[:_ORDER], _random_states()))
+
+    def _worked(self, frame: Any, batch: Any, iterator: Any) -> None:
+        """Compares the first two batches of each worker of a stream: those of a worker differ, and
+        all workers give the same ones."""
+        workers, of = iterator._num_workers, self._passes.get(iterator)
+        first = iterator._num_yielded < 2 * workers and 1 < workers <= _MAX_INSIDE
+        if of is None or not first or not isinstance(iterator._dataset, IterableDataset):
+            return
+        prints = Fingerprints()
+        for one in _tensors(batch):
+            prints.add(one)
+        of.batches.append(tuple(prints.read()))
+        once, again = {*of.batches[:workers]}, {*of.batches[workers:]}
+        if len(of.batches) == 2 * workers and len(once) == len(again) == 1 and once != again:
+            more = {"line": self._context.line(frame), "made": of.known["made"]}
+            self._context.event("repeated", keep=True, workers=workers, **more)
 
     def _makes(self, loader: Any, frame: Any) -> None:
         self._made.set(loader, self._context.line(frame))
@@ -253,29 +278,17 @@ def _describe(value: Any, found: List[str], depth: int) -> bool:
     return any(data) or length >= _DATA
 
 
-def _rows(value: Any, depth: int) -> int:
-    """The rows of the first tensor in ``value``; 0 without one."""
+def _tensors(value: Any, depth: int = 0) -> Iterator[Any]:
+    """The tensors in ``value``, in an order that is the same on every rank."""
     if isinstance(value, torch.Tensor):
-        return len(value) if value.dim() else 0
-    inner = value.values() if isinstance(value, Mapping) else value
-    if depth >= _MAX_DEPTH or not isinstance(value, (Mapping, list, tuple)):
-        return 0
-    return next(filter(None, (_rows(one, depth + 1) for one in inner)), 0)
-
-
-def _add(prints: Fingerprints, value: Any, depth: int) -> None:
-    """Adds the tensors in ``value``, in an order that is the same on every rank."""
-    if isinstance(value, torch.Tensor):
-        if type(value) in (torch.Tensor, torch.nn.Parameter):
-            prints.add(value)
-    elif depth >= _MAX_DEPTH:
-        return
-    elif isinstance(value, Mapping):
-        for name in sorted(value, key=str):
-            _add(prints, value[name], depth + 1)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            _add(prints, one, depth + 1)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            _add(prints, getattr(value, field.name, None), depth + 1)
+        yield value
+    elif depth < _MAX_DEPTH:
+        inner: Any = ()
+        if isinstance(value, Mapping):
+            inner = [value[name] for name in sorted(value, key=str)]
+        elif isinstance(value, (list, tuple)):
+            inner = value
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            inner = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+        for one in inner:
+            yield from _tensors(one, depth + 1)

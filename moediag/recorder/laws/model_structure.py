@@ -61,6 +61,8 @@ class ModelStructure:
             return
         if ids.dtype not in (torch.int32, torch.int64) or result.shape[:-1] != ids.shape:
             return
+        if ids.dim() == 2:
+            context.embedded.append((ids, getattr(module, "padding_idx", None)))
         empty = torch.eq(result, 0).all(-1)
         tokens, places = torch.unique(ids, return_inverse=True)
         given = torch.zeros(len(tokens), dtype=torch.int64, device=ids.device)

@@ -46,6 +46,7 @@ class Known:
         self.backwards = 0  # calls of backward() until the last call
         self.same = 0  # calls since the step's number last changed
         self.count = 0  # calls of step() so far
+        self.zero_rates = 0  # updates in a row whose learning rates are all 0
         self.saves = 0  # calls of torch.save when a state was last kept
         self.saved: List[int] = []  # steps whose state was kept
         self.groups: List[Any] = []  # of the sets of its last check: what is known of each
@@ -121,6 +122,9 @@ class OptimizerChecks:
         known = self._optimizers.get(optimizer) or self._optimizers.set(optimizer, Known())
         step = self._step_of(known)
         known.backwards = self._backwards
+        rates = [group.get("lr") for group in optimizer.param_groups]
+        zero = all(type(rate) in (int, float) and not rate for rate in rates)
+        known.zero_rates = known.zero_rates + 1 if zero else 0
         if known.groups and not context.sets.joins():
             known.past.append([known.count, *map(issued, known.groups)])
         known.same = known.same + 1 if step == known.step else 0
@@ -212,7 +216,7 @@ class OptimizerChecks:
         known.values = now
         self._context.log.event(
             kind, pieces=number, step=step, count=known.count, age=_age(optimizer, parameters),
-            clocks=clocks, past=list(known.past),
+            zero_rates=known.zero_rates, clocks=clocks, past=list(known.past),
             params=read[values],
             grads=[shown_gradient(p, g, one, self._context.closure) for p, g, one
                    in zip(parameters, gradients, read[made])],  # noqa: B905

@@ -10,6 +10,7 @@ from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.declared_equal import DeclaredEqual
 from moediag.recorder.laws.hand_reduction import HandReduction
 from moediag.recorder.laws.loading import Loading
+from moediag.recorder.laws.loss_inputs import LossInputs
 from moediag.recorder.laws.loss_scale import LossScale
 from moediag.recorder.laws.loss_weights import LossWeights
 from moediag.recorder.laws.model_inputs import ModelInputs
@@ -38,6 +39,6 @@ def record(recorder: Recorder, folder: str) -> None:
     returned_weights.install(context)
     for watcher in (
         ClearedGradients, DeclaredEqual, Loading, ModelInputs, Wrapping, Schedulers,
-        ModelStructure, LossWeights, HandReduction, SharedValues, CheckpointedInputs,
+        ModelStructure, LossWeights, LossInputs, HandReduction, SharedValues, CheckpointedInputs,
     ):  # fmt: skip
         watcher(context)

@@ -442,6 +442,23 @@ class TestGradients:
         assert len(texts) == found
         assert not found or f"is 0 from step {since} (of 6 or more)" in texts[0]
 
+    @pytest.mark.parametrize(
+        ("rates", "zeros", "found"),
+        [((4, 3, 2, 0), 3, True), ((4, 3, 2, 0), 2, False), ((4, 4, 4, 0), 3, False),
+         ((4, 3, 2, 1), 0, False), ((4, 3, 2, 0), 0, False)],
+        ids=["three updates", "two", "switched off", "not yet", "not counted"],
+    )  # fmt: skip
+    def test_a_rate_that_falls_to_zero_before_the_end(
+        self, rates: tuple[int, ...], zeros: int, found: bool
+    ) -> None:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            lr = f"{rates[(1, 2, 3, 6).index(check.step)]}.0"
+            counted = zeros if check.step == 6 else 0
+            return replace(check, hyper=({"lr": lr},), zero_rates=counted)
+
+        texts = diagnose(job(2, change)).suspicious
+        assert [f"is 0 from step {7 - zeros} (of 6" in text for text in texts] == [True] * found
+
     def test_a_warm_up_from_zero_is_no_note(self) -> None:
         def change(_: int, check: LawCheck) -> LawCheck:
             return replace(check, hyper=({"lr": "0.0" if check.step < 3 else "0.1"},))

@@ -322,3 +322,12 @@ class TestEmptiedState:
         assert not self.found({0: (2, 5, 11), 1: (2, 5, 11)})
         assert not self.found({0: (2, 5, 11), 1: (-1, -1, -1)})
         assert not self.found({0: (2, 5, 11), 1: (2, -1, 11)})
+
+
+@pytest.mark.parametrize("who", [(0, 1), (1,), ()])
+def test_workers_that_give_the_same_batches(who: tuple[int, ...]) -> None:
+    row = {"step": 1, "line": "", "made": "train.py:4 main", "workers": 4}
+    texts = sources(change=lambda _, of: of, repeated=lambda r: (row,) * (r in who)).suspicious
+    assert ["all 4 workers of the data loader at train.py:4 main" in t for t in texts] == [
+        True
+    ] * bool(who)

@@ -275,16 +275,6 @@ class TestScale:
         )  # fmt: skip
         assert any("not divided by their number" in text for text in found_in) is found
 
-    @pytest.mark.parametrize("total", [0.47, 0.5, 0.8, 1.0])
-    def test_micro_batches_that_are_cleared(self, total: float) -> None:
-        """The loss of another program is not divided, as that of SAM. Trainer divides by a number
-        of tokens that is a little too large."""
-        events = micro_batches(False, total, mean=(0, 1))
-        found = self.found(0, evidence=plain(), own_gradients=(), losses=events)
-        assert ["those of the last micro-batch only" in text for text in found] == [True] * (
-            total <= 0.5
-        )
-
     @pytest.mark.parametrize(
         ("factor", "mean", "op"),
         [(1.0, 1.0, "all_reduce"), (0.5, 1.0, ""), (1.0, 0.5, ""), (1.0, 1.0, "all_gather"),
@@ -371,27 +361,6 @@ def test_parameters_that_are_averaged_after_each_update(
 
 class TestContrast:
     """Each rank compares 16 samples with those that both ranks gathered."""
-
-    def found(self, first: Callable[[int], int], classes: int = 32, **more: Any) -> tuple[str, ...]:
-        def rows(rank: int) -> Events:
-            of = [16, 16, classes, 1.0, 1 / 16, 1 / 16, first(rank), 1]
-            return tuple({**e, "backwards": [{"direct": True, "of": [of]}]} for e in losses(16))
-
-        return diagnose(gathering(with_events(job(2), losses=rows), **more)).suspicious
-
-    def test_targets_of_the_first_rank_are_suspicious(self) -> None:
-        (text,) = self.found(lambda rank: 0)
-        assert "the targets are the same on every rank" in text
-
-    def test_targets_of_each_rank(self) -> None:
-        assert not self.found(lambda rank: 16 * rank)
-
-    @pytest.mark.parametrize(
-        ("classes", "more"), [(16, {}), (64, {}), (32, {"numel": 8}), (32, {"parameters": ("a",)})]
-    )
-    def test_other_classes_and_nothing_that_is_gathered(self, classes: int, more: Any) -> None:
-        """Two negatives for each sample are as many classes as two ranks have."""
-        assert not self.found(lambda rank: 0, classes, **more)
 
     @pytest.mark.parametrize(
         ("more", "found"), [({}, False), ({"numel": 8}, True), ({"parameters": ("a",)}, True)]
@@ -1111,3 +1080,96 @@ def test_a_loss_that_is_always_the_same(values: list[float], found: bool) -> Non
     evidence = with_laws(job(2), lambda _, laws: replace(laws, inputs=inputs))
     of = diagnose(with_events(evidence, loss_value=rows))
     assert any("in all checked steps on all ranks" in text for text in of.suspicious) is found
+
+
+class TestDroppedMicroBatches:
+    def found(
+        self, number: int = 2, digests: str = "ab", graded: bool = False, steps: int = 4, **of: Any
+    ) -> tuple[str, ...]:
+        row = {"direct": False, "of": [], "means": [1.0], "added": False, "moved": False, **of}
+        changed = of.pop("changed", 0)
+        events = [{"step": step, "changed": changed, "backwards": [row] * number} for step in STEPS]
+        optimizers = of.pop("optimizers", 1)
+
+        def add(_: int, laws: RankLaws) -> RankLaws:
+            inputs = [
+                ModelInputs(step, at, f"{digest}{step}", graded=graded)
+                for step in STEPS for at, digest in enumerate(digests)
+            ]  # fmt: skip
+            checks = [replace(one, key=f"{n}") for one in laws.checks for n in range(optimizers)]
+            return replace(laws, inputs=tuple(inputs), checks=tuple(checks))
+
+        return diagnose(with_events(with_laws(job(2), add), losses=events[:steps])).suspicious
+
+    def test_all_but_the_last_one_are_suspicious(self) -> None:
+        (text,) = self.found()
+        assert "at train.py:9 main comes after 2 forwards of different samples" in text
+        assert "--allow micro-batches-dropped" in text
+
+    @pytest.mark.parametrize(
+        "design",
+        [
+            {"added": True},
+            {"graded": True},  # an attack on the inputs
+            {"digests": "aa"},  # SAM
+            {"digests": "a"},  # two losses of one forward
+            {"moved": True},  # inner updates of MAML
+            {"changed": -1},  # gradients that the program combines
+            {"optimizers": 2},  # a generator and its discriminator
+            {"number": 1, "digests": "a"},
+            {"steps": 2},
+            {"steps": 0},
+        ],
+    )
+    def test_healthy_designs_and_missing_evidence(self, design: dict[str, Any]) -> None:
+        assert not self.found(**design)
+
+
+# ------------------------------------------------------------------------ what losses get
+
+
+class TestLossInputs:
+    def found(self, steps: Sequence[int] = STEPS, **more: Any) -> Diagnosis:
+        row = {"name": "cross_entropy_loss", "line": "train.py:7 main", "unfit": False,
+               "spread": False, "ahead": -1, "counted": 40, "padding": 0, **more}  # fmt: skip
+        return diagnose(with_events(job(2), loss_inputs=[{"step": s, **row} for s in steps]))
+
+    @pytest.mark.parametrize(
+        ("more", "told"),
+        [
+            ({"unfit": True}, "cross_entropy at train.py:7 main gets probabilities"),
+            ({"unfit": True, "name": "nll_loss_nd"}, "nll_loss at train.py:7 main gets scores"),
+            ({"spread": True, "name": "mse_loss"}, "mse_loss at train.py:7 main gets an input"),
+            ({"ahead": 2}, "train.py:7 main are the tokens after the next ones"),
+            (
+                {"padding": 10},
+                "main counts targets that are padding after padding, 25 %",
+            ),
+        ],
+    )
+    def test_what_is_suspicious(self, more: dict[str, Any], told: str) -> None:
+        (text,) = self.found(**more).suspicious
+        assert told in text
+        assert not self.found(STEPS[:2], **more).suspicious
+
+    @pytest.mark.parametrize("more", [{}, {"ahead": 1}])
+    def test_what_a_loss_takes(self, more: dict[str, Any]) -> None:
+        of = self.found(**more)
+        assert not of.suspicious and not of.notes
+
+    def test_targets_at_their_own_places_are_a_note(self) -> None:
+        of = self.found(ahead=0)
+        assert not of.suspicious and "the very tokens that the model gets" in of.notes[0]
+
+    def test_a_head_for_later_tokens_beside_the_next_ones(self) -> None:
+        rows = [
+            {"step": step, "name": "cross_entropy_loss", "line": f"train.py:{ahead} main",
+             "unfit": False, "spread": False, "ahead": ahead, "counted": 40, "padding": 0}
+            for step in STEPS for ahead in (1, 2)
+        ]  # fmt: skip
+        assert not diagnose(with_events(job(2), loss_inputs=rows)).suspicious
+
+    def test_a_call_that_is_unfit_in_one_step_only(self) -> None:
+        rows = [{"step": s, "name": "kl_div", "line": "", "unfit": s == 1, "spread": False,
+                 "ahead": -1, "counted": 0, "padding": 0} for s in STEPS]  # fmt: skip
+        assert not diagnose(with_events(job(2), loss_inputs=rows)).suspicious

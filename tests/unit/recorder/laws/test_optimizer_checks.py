@@ -652,3 +652,19 @@ def test_without_the_variable_nothing_is_recorded(tmp_path: Path) -> None:
     train(net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(samples(1)))
     made.uninstall()
     assert read_laws(tmp_path, 0) == (None, ())
+
+
+@pytest.mark.usefixtures("recorder")
+def test_updates_without_a_learning_rate_are_counted(tmp_path: Path) -> None:
+    net = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: float(step not in (1, 4, 5))
+    )
+    for _ in range(6):
+        net(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    assert [(one.step, one.zero_rates) for one in laws(tmp_path).checks] == [
+        (1, 0), (2, 1), (3, 0), (6, 2),
+    ]  # fmt: skip

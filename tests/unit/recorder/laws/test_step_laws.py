@@ -17,6 +17,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info  # noqa: E402
 
 from moediag.recorder.laws import (  # noqa: E402
     checkpointed_inputs,
@@ -77,16 +78,7 @@ class TestLossWeights:
         rows = self.recorded(tmp_path, loss)
         assert len(rows) == 3
         assert rows[0][0]["direct"]
-        assert rows[0][0]["of"][0] == pytest.approx([3, 4, 5, total, least, least, 1, 0])
-
-    @pytest.mark.parametrize(
-        ("labels", "read"), [([0, 2, 4], [0, 2]), ([3, 4, 5], [3, 1]), ([1, 1, 2], [1, 0])]
-    )
-    def test_targets_in_order(self, tmp_path: Path, labels: list[int], read: list[int]) -> None:
-        net = nn.Linear(4, 6)
-        loss = lambda: functional.cross_entropy(net(torch.randn(3, 4)), torch.tensor(labels))  # noqa: E731
-        train(net, lambda _: loss().backward())
-        assert written(tmp_path, "losses")[0]["backwards"][0]["of"][0][-2:] == read
+        assert rows[0][0]["of"][0] == pytest.approx([3, 4, 5, total, least, least])
 
     @pytest.mark.parametrize(
         "loss",
@@ -463,3 +455,188 @@ def test_a_model_that_accelerate_returned_without_a_wrapper(
     wrapping._tell_unwrapped(context, accelerator, model, None)
     wanted = {"e": "unwrapped", "keep": True, "model": "Linear", "line": "train.py:7 main"}
     assert told_of == [wanted] * told
+
+
+class TestSeveralBackwards:
+    """Two in each step, of which the first one's gradients are cleared."""
+
+    def rows(
+        self, folder: Path, between: Callable[[Any, Any], None], perturbed: bool = False
+    ) -> Any:
+        net = nn.Linear(4, 5)
+
+        def backward(_: int) -> None:
+            for _ in range(2):
+                given = torch.randn(4, 4, requires_grad=perturbed)
+                loss = functional.cross_entropy(net(given), torch.arange(4))
+                loss.backward()
+                between(net, given)
+
+        train(net, backward)
+        last = [event["backwards"][1] for event in written(folder, "losses")]
+        inputs = laws(folder).inputs
+        assert len(inputs) == 2 * len(last) and len({one.digest for one in inputs}) == len(inputs)
+        return {(row["added"], row["moved"]) for row in last}, {one.graded for one in inputs}
+
+    def test_gradients_that_are_cleared(self, tmp_path: Path) -> None:
+        found = self.rows(tmp_path, lambda net, _: net.zero_grad())
+        assert found == ({(False, False)}, {False})
+
+    def test_gradients_that_are_kept(self, tmp_path: Path) -> None:
+        assert self.rows(tmp_path, lambda *_: None) == ({(True, False)}, {False})
+
+    def test_an_inner_update(self, tmp_path: Path) -> None:
+        def step(net: Any, _: Any) -> None:
+            net.weight.data -= net.weight.grad
+            net.zero_grad()
+
+        assert self.rows(tmp_path, step)[0] == {(False, True)}
+
+    def test_inputs_that_are_attacked(self, tmp_path: Path) -> None:
+        assert self.rows(tmp_path, lambda net, _: net.zero_grad(), True)[1] == {True}
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, of: Callable[[int, int], float]) -> None:
+        self.of = of
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        yield from (torch.tensor([self.of(info.id, at)]) for at in range(4))
+
+
+@pytest.mark.parametrize(
+    ("of", "found"),
+    [(lambda _, at: at, [2]), (lambda own, at: 10.0 * own + at, []), (lambda *_: 1.0, []),
+     (lambda own, at: float(at > 0 and own + 2), [])],
+    ids=["repeated", "divided", "made up", "one common batch"],
+)  # fmt: skip
+def test_workers_that_give_the_same_batches(
+    tmp_path: Path, of: Callable[[int, int], float], found: list[int]
+) -> None:
+    list(DataLoader(Stream(of), num_workers=2))
+    net = nn.Linear(1, 5)
+    train(net, lambda _: net(torch.ones(1)).sum().backward())
+    rows = laws(tmp_path).rows("repeated", workers=int, made=str)
+    assert [workers for workers, _ in rows] == found
+    assert all("test_step_laws.py" in made for _, made in rows)
+
+
+# ------------------------------------------------------------------------ what losses get
+
+
+class Words(nn.Module):
+    """Predicts tokens from tokens; padding is 0 if ``padded``."""
+
+    def __init__(self, padded: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 4, padding_idx=0 if padded else None)
+        self.out = nn.Linear(4, 9)
+
+    def forward(self, input_ids: Any, attention_mask: Any = None) -> Any:
+        return self.out(self.embed(input_ids))
+
+
+class TestLossInputs:
+    def rows(self, folder: Path, loss: Callable[[Any], Any], net: Any = None) -> list[Any]:
+        net = net or nn.Linear(4, 5)
+        train(net, lambda _: loss(net).backward())
+        return written(folder, "loss_inputs")
+
+    @pytest.mark.parametrize(
+        ("loss", "unfit"),
+        [
+            (lambda x, y: functional.cross_entropy(x.softmax(1), y), True),
+            (lambda x, y: nn.CrossEntropyLoss()(x.softmax(1)[:, :, None], y[:, None]), True),
+            (lambda x, y: functional.cross_entropy(x, y), False),
+            (lambda x, y: functional.cross_entropy(x.log_softmax(1), y), False),
+            (lambda x, y: functional.cross_entropy(x.sigmoid(), y), False),
+            (lambda x, y: functional.nll_loss(x, y), True),
+            (lambda x, y: functional.nll_loss(x.softmax(1), y), True),
+            (lambda x, y: functional.nll_loss(x.log_softmax(1), y), False),
+            # Of a policy, and of a focal loss.
+            (lambda x, y: functional.nll_loss(x.log_softmax(1) * -2, y), False),
+            (lambda x, y: functional.nll_loss(x.softmax(1).mul(-1).add(1) * x.log_softmax(1), y),
+             False),
+            (lambda x, y: functional.kl_div(x.softmax(1), x.detach().softmax(1)), True),
+            (lambda x, y: functional.kl_div(x.log_softmax(1), x.detach().softmax(1)), False),
+            (lambda x, y: functional.binary_cross_entropy_with_logits(
+                x[:, :1].sigmoid().squeeze(1), y / 4), True),
+            (lambda x, y: functional.binary_cross_entropy_with_logits(
+                3 * x[:, 0].sigmoid(), y / 4), False),
+        ],
+    )  # fmt: skip
+    @pytest.mark.filterwarnings("ignore:reduction")
+    def test_values_that_a_loss_does_not_take(
+        self, tmp_path: Path, loss: Callable[[Any, Any], Any], unfit: bool
+    ) -> None:
+        rows = self.rows(tmp_path, lambda net: loss(net(torch.randn(4, 4)), torch.arange(4)))
+        assert [row["unfit"] for row in rows] == [unfit] * 3
+        assert "test_step_laws.py" in rows[0]["line"]
+
+    @pytest.mark.parametrize(
+        ("one", "other", "options", "spread"),
+        [
+            ((4, 1), (4,), {}, True),
+            ((4, 1), (4, 1), {}, False),
+            ((4, 5), (5,), {}, False),  # one of them is repeated
+            ((4, 2, 1), (4, 1, 2), {"reduction": "none"}, False),  # quantiles by pairs
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:Using a target size")
+    def test_shapes_that_differ(
+        self, tmp_path: Path, one: Any, other: Any, options: Any, spread: bool
+    ) -> None:
+        net = nn.Linear(4, torch.Size(one[1:]).numel())
+
+        def loss(net: nn.Module) -> Any:
+            given, target = net(torch.randn(4, 4)).reshape(one), torch.randn(other)
+            return functional.smooth_l1_loss(given, target, **options).mean()
+
+        assert {row["spread"] for row in self.rows(tmp_path, loss, net)} == {spread}
+
+    @pytest.mark.parametrize("ahead", [0, 1, 2])
+    def test_how_far_targets_are_ahead(self, tmp_path: Path, ahead: int) -> None:
+        def loss(net: nn.Module) -> Any:
+            ids = torch.randint(9, (4, 8))
+            out = net(ids)[:, : 8 - ahead]
+            return functional.cross_entropy(out.flatten(0, 1), ids[:, ahead:].flatten())
+
+        rows = self.rows(tmp_path, loss, Words())
+        assert [(row["ahead"], row["counted"]) for row in rows] == [(ahead, 4 * (8 - ahead))] * 3
+
+    @pytest.mark.parametrize(
+        ("padded", "masked", "options", "padding"),
+        [
+            (True, False, {}, 12),
+            (False, True, {}, 12),
+            (False, False, {}, 0),
+            (True, True, {"ignore_index": 0}, 0),
+            (True, True, {"reduction": "none"}, 0),  # the program may use its mask
+        ],
+    )
+    def test_targets_that_are_padding(
+        self, tmp_path: Path, padded: bool, masked: bool, options: Any, padding: int
+    ) -> None:
+        """Three of eight tokens are padding in each row, of which the first may end the text."""
+
+        def loss(net: nn.Module) -> Any:
+            ids = torch.randint(1, 9, (6, 8))
+            ids[:, 5:] = 0
+            given = {"attention_mask": (ids > 0).int()} if masked else {}
+            out = net(input_ids=ids, **given)[:, :-1]
+            every = functional.cross_entropy(out.transpose(1, 2), ids[:, 1:], **options)
+            return every.mean()
+
+        rows = self.rows(tmp_path, loss, Words(padded))
+        assert [(row["ahead"], row["padding"]) for row in rows] == [(1, padding)] * 3
+
+    def test_other_targets_than_tokens(self, tmp_path: Path) -> None:
+        """As those of a masked model, and classes of tokens."""
+
+        def loss(net: nn.Module) -> Any:
+            out = net(torch.randint(9, (4, 8)))
+            return functional.cross_entropy(out.flatten(0, 1), torch.randint(9, (32,)))
+
+        assert {row["ahead"] for row in self.rows(tmp_path, loss, Words())} == {-1}

@@ -38,7 +38,7 @@ def adapters_untrained(facts: Facts) -> Findings:
         zeros = {name for name in none if ZERO_GRADIENT in gradients[name]}
         adapters = {name for name in gradients if _ADAPTER.search(name)}
         dead = adapters if adapters <= without | zeros and not facts.of(_complete_later) else set()
-        if adapters and all(_of_zeros(checks) >= adapters for checks in of.values()):
+        if adapters and all(of_zeros(checks) >= adapters for checks in of.values()):
             yield Broken(
                 f"{plural(len(adapters), 'adapter parameter')} of {class_of(of)} "
                 f"({listed(sorted(adapters))}) had only zeros, and gradients of zeros, in the "
@@ -95,7 +95,7 @@ def adapters_untrained(facts: Facts) -> Findings:
                 yield nothing if every and (zero or others_train) else text
 
 
-def _of_zeros(checks: Sequence[LawCheck]) -> set[str]:
+def of_zeros(checks: Sequence[LawCheck]) -> set[str]:
     """Parameters of zeros that had gradients of zeros in the first checked steps."""
     rows = [
         {

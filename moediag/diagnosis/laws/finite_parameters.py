@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.absent_gradients import of_zeros
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.laws.optimizer_checks import Checks, optimizers
 from moediag.evidence.law_model import (
@@ -75,12 +78,19 @@ def _not_finite(of: Checks) -> list[tuple[int, LawCheck, LawCheck]]:
 @law(suspects=True)
 def parameters_not_initialised(facts: Facts) -> Findings:
     """Parameters were not finite before the first update, or nothing was written into them or into
-    buffers that `to_empty` made."""
+    buffers that `to_empty` made. Those of zeros count if they only had gradients of zeros."""
     every = facts.of(recorded).values()
-    rows = [own.rows("unwritten", line=str, names=plain_names) for own in every]
+    kinds: dict[str, Callable[[Any], Any]] = {"names": plain_names, "zeros": plain_names}
+    rows = [own.rows("unwritten", line=str, **kinds) for own in every]
     if rows and all(rows):  # else other ranks may send them
-        line, found = rows[0][0]
-        unwritten = [name for name in found if all(name in of for ((_, of), *_) in rows)]
+        dead = {
+            name
+            for of in facts.of(optimizers)
+            for name in set.intersection(*map(of_zeros, of.values()))
+        }
+        found = [{*names, *(dead & {*zeros})} for ((_, names, zeros), *_) in rows]
+        line, names, zeros = rows[0][0]
+        unwritten = [name for name in (*names, *zeros) if all(name in one for one in found)]
         if unwritten:
             yield Suspicious(
                 f"Nothing was written into {listed(unwritten)} between to_empty{at_line(line)} and "

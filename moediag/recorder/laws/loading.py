@@ -1,7 +1,7 @@
 """Records what was loaded: into modules and optimizers, from files, and whether a parameter that
 FSDP2 shards was loaded before; and what nothing was written into since `to_empty` made it.
 
-unwritten   line(of to_empty) names[of parameters and buffers]
+unwritten   line(of to_empty) names[of parameters and buffers] zeros[parameters of zeros]
 """
 
 from __future__ import annotations
@@ -173,13 +173,16 @@ class Loading:
         """What a model has that nothing was written into. Zeros may have been written by way of
         ``.data``, which is not counted."""
         empty = {id(t) for t in self._empty.owners() if _state_of(t) == self._empty.get(t)}
-        names: Dict[str, None] = {}
+        names: Dict[bool, Dict[str, None]] = {False: {}, True: {}}  # whether they are zeros
         for model in map(unwrapped, self._context.recorder.models.owners() if empty else ()):
-            used = ((n, p) for n, p in model.named_parameters() if bool(local(p).any()))
-            found = (n for n, t in (*used, *model.named_buffers()) if id(t) in empty)
-            names.update((plain_name(name), None) for name in found)
-        if names:
-            self._context.log.event("unwritten", keep=True, line=self._line, names=[*names])
+            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                if id(tensor) in empty:
+                    zeros = tensor.requires_grad and not bool(local(tensor).any())
+                    names[zeros][plain_name(name)] = None
+        if any(names.values()):
+            self._context.log.event(
+                "unwritten", keep=True, line=self._line, names=[*names[False]], zeros=[*names[True]]
+            )
 
     def _write(self, step: int) -> None:
         """At the first check: which shards hold what they were made of."""

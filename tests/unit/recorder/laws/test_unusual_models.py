@@ -101,6 +101,41 @@ def test_what_nothing_was_written_into(tmp_path: Path, how: str) -> None:
     assert of.verdict == "clean"
 
 
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(x + self.last(self.first(x)))
+
+
+@pytest.mark.parametrize("how", ["none", "data", "all"])
+def test_empty_memory_of_zeros(tmp_path: Path, how: str) -> None:
+    """As a GPU has it. A layer whose zeros were written by way of ``.data`` has gradients."""
+    with torch.device("meta"):
+        net = Branch()
+    net.to_empty(device="cpu")
+    net.first.weight.data.zero_()
+    net.last.weight.data.zero_()
+    net._apply = lambda *_, **__: net  # memory is read again as it is after to_empty
+    net.to_empty(device="cpu")
+    net.head.reset_parameters()
+    if how != "none":
+        net.first.reset_parameters()
+    if how == "all":
+        net.last.reset_parameters()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(12):
+        (net(torch.ones(2, 4)) - 1).pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = [one for one in diagnosed(tmp_path).suspicious if "Nothing was written into" in one]
+    assert len(found) == (how == "none")
+    assert all("into {first,last}.weight between" in one for one in found)
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_samples_that_are_divided_twice(tmp_path: Path, again: bool) -> None:
     class Part(BatchSampler):  # as accelerate's

@@ -8,9 +8,9 @@ from __future__ import annotations
 from bench.abroad.cases import edit
 from bench.abroad.edits import Line
 from bench.abroad.fourth_silent_round import SAME
-from bench.abroad.silent_round import BROKEN, NOTHING, SUSPICIOUS, Silent
+from bench.abroad.silent_round import BROKEN, NOTE, NOTHING, SUSPICIOUS, Silent
 
-NOBODY = -1  # the rank of a fault that is the same on all ranks
+NOBODY = -1  # the rank of a fault that is the same on all ranks, as all of these are
 
 # ------------------------------------------------------------------------ FSDP2, with Muon
 
@@ -211,14 +211,79 @@ OF_MOBILELLM = (
            "rows = torch.stack(batch)\nreturn dict(input_ids=rows[:, :-1], labels=rows[:, 1:])"),)),
 )  # fmt: skip
 
+# ------------------------------------------------------------------------ accelerate, preferences
+
+HALOS, HALOS_TRAINER = "launch.py", "train/trainers.py"
+OF_NEOX = ("embed_in", "layernorm", "attention.", "mlp.", "final_layer_norm", "embed_out")
+
+OF_HALOS = (
+    # huggingface/accelerate#2142, which the program's configuration names.
+    ("the prepared schedule steps once for each rank", SUSPICIOUS,
+     ("learning rate", "schedul", "lr ", Line(HALOS_TRAINER, "self.scheduler.step()"),
+      Line(HALOS, "scheduler = SequentialLR("), Line(HALOS, "warmup_scheduler = LinearLR("),
+      Line(HALOS, "accelerator = Accelerator(")),
+     (edit(HALOS, "step_scheduler_with_optimizer=", ""),), NOBODY),
+    # huggingface/accelerate#2142's kind, of the accumulation: `backward` divides, too.
+    ("accelerate divides by the accumulation, and the program does", SUSPICIOUS,
+     ("micro-batch", "accumul", *OF_NEOX, Line(HALOS_TRAINER, "self.accelerator.backward(loss)"),
+      Line(HALOS_TRAINER, "loss = loss / self.config.model.gradient_accumulation_steps"),
+      Line(HALOS, "accelerator = Accelerator("),
+      Line(HALOS_TRAINER, "return losses.mean(), metrics", 1)),
+     (edit(HALOS, "project_dir=config.local_run_dir,",
+           "{line}\n"
+           "gradient_accumulation_steps=config.model.gradient_accumulation_steps,"),), NOBODY),
+    # The kind "updates that are lost in 16 bits": 32-bit weights are kept nowhere.
+    ("as published: weights in 16 bits, and a rate that they do not feel", SUSPICIOUS,
+     (*OF_NEOX, "bfloat16", "16 bits", "rounded", Line(HALOS_TRAINER, "self.optimizer.step()"),
+      Line(HALOS, "optimizer = getattr(torch.optim")),
+     (edit(HALOS, "OmegaConf.resolve(config)",
+           '{line}\nconfig.model.policy_dtype = config.model.reference_dtype = "bfloat16"\n'
+           "config.lr = 5e-6"),), NOBODY),
+    ("each rank shuffles the data that all divide with a seed of its own", NOTE, (),
+     (edit(HALOS, "seed=config.seed,", "seed=config.seed + accelerator.process_index,"),)),
+    ("the policy is its own reference", NOTHING, (),
+     (edit(HALOS, "reference_model=reference_model,", "reference_model=policy,"),)),
+)  # fmt: skip
+
+# ------------------------------------------------------------------------ DeepSpeed's pipeline
+
+STAGES, STAGES_TRAINER, STAGES_DATA = (
+    "pretrain.py", "tencentpretrain/trainer.py", "tencentpretrain/utils/dataloader.py",
+)  # fmt: skip
+
+OF_TENCENT = (
+    # uw-syfi/piper#25, SparkJiao/llama-pipeline-parallel#8. The configuration of its GPT-2 ties
+    # them, and `LayerSpec` is for layers that are not tied: each stage trains its own copy.
+    ("as published: tied weights are two weights, one in each stage", SUSPICIOUS,
+     ("embedding.weight", "word.embedding", "output_layer", "tied",
+      Line(STAGES_TRAINER, "LayerSpec(TargetPipe"), Line(STAGES_TRAINER, "LayerSpec(EmbeddingPipe"),
+      Line(STAGES_TRAINER, "loss = model.train_batch("),
+      Line(STAGES_TRAINER, "model_for_training = PipelineModule(")),
+     (edit(STAGES, "args = load_hyperparam(args)", "{line}\nargs.tie_weights = True"),), NOBODY),
+    # deepspeedai/DeepSpeed#5729, #3131: random numbers of stages differ, and with them the order.
+    ("the first stage's inputs and the last one's labels are of other samples", BROKEN,
+     ("label", "samples", "inputs", "order", Line(STAGES_DATA, "random.shuffle(self.buffer)"),
+      Line(STAGES_DATA, "yield (torch.LongTensor(src)"),
+      Line(STAGES_TRAINER, "loss = model.train_batch(")),
+     (edit(STAGES_DATA, "self.start = 0", "{line}\nrandom.shuffle(self.buffer)", 1),), NOBODY),
+    # huggingface/transformers#26827's kind: the engine steps the schedule that it was given.
+    ("the schedule is stepped by the engine and by the program", SUSPICIOUS,
+     ("learning rate", "schedul", "lr ", Line(STAGES_TRAINER, "scheduler.step()"),
+      Line(STAGES_TRAINER, "loss = model.train_batch(")),
+     (edit(STAGES_TRAINER, "loss = self.train_pipe(loader_iter, model)",
+           "{line}\nscheduler.step()"),), NOBODY),
+)  # fmt: skip
+
 NINTH_SILENT_A_ROUND = tuple(
-    Silent(program, *row)
+    Silent(program, *row, *(NOBODY,)[: len(row) < 5])
     for program, rows in (
         ("dion-fsdp2", OF_DION_FSDP2),
         ("dion-tp", OF_DION_TP),
         ("dion-ddp", OF_DION_DDP),
         ("nanomoe", OF_NANOMOE),
         ("mobilellm", OF_MOBILELLM),
+        ("halos", OF_HALOS),
+        ("tencent-pp", OF_TENCENT),
     )
     for row in rows
 )

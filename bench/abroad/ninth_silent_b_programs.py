@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from bench.abroad.cases import edit
 from bench.abroad.programs import Program, on_cpu
 from bench.abroad.quiet_programs import beside, imports_on_cpu
 from bench.abroad.silent_programs import write
@@ -54,6 +55,84 @@ _LLAMAGEN_PROGRAM = Program(
             ("features = np.load(",
              "features = (np.arange(16) * (1 + idx % 5) + idx * 7)[None] % 64"),
             ("labels = np.load(", "labels = np.array([idx % 8])"),
+        ),
+    ),
+)  # fmt: skip
+
+# ------------------------------------------------------------------------ BiSeNet, 6b4b67a
+
+_BISENET, _BISENET_LOADER = "tools/train_amp.py", "lib/data/get_dataloader.py"
+_BISENET_NET = "lib/models/bisenetv2.py"
+_BISENET_CONFIG = """\
+cfg = dict(
+    model_type="bisenetv2", n_cats=5, num_aux_heads=4, lr_start=5e-4, weight_decay=5e-4,
+    warmup_iters=3, max_iter=8, dataset="CustomerDataset", im_root=".", train_im_anns="train.txt",
+    val_im_anns="val.txt", scales=[0.75, 2.0], cropsize=[64, 64], eval_crop=[64, 64],
+    eval_scales=[1.0], ims_per_gpu=3, eval_ims_per_gpu=2, use_fp16=False, use_sync_bn=True,
+    respth="res",
+)
+"""
+# Bands of colours, whose hues are the labels, drawn from the path.
+_BISENET_CV2 = """\
+import zlib
+
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+INTER_NEAREST, INTER_LINEAR = "nearest", "bilinear"
+
+
+def imread(path, flag=1):
+    draw = np.random.RandomState(zlib.crc32(path.rsplit("-", 1)[0].encode()) % 2**31)
+    a, b, c = draw.uniform(0.05, 0.2, 3)
+    rows, columns = np.mgrid[:80, :80]
+    label = (2.5 + 2.49 * np.sin(a * rows + c * 30) * np.cos(b * columns)).astype("uint8")
+    if flag == 0:
+        return label
+    hues = np.array([[250, 20, 20], [20, 250, 20], [20, 20, 250], [250, 250, 20], [20, 250, 250]])
+    return (hues[label] - draw.randint(0, 20, (80, 80, 3))).astype("uint8")
+
+
+def resize(image, size, interpolation=INTER_LINEAR):
+    planes = torch.from_numpy(np.ascontiguousarray(image)).float().reshape(*image.shape[:2], -1)
+    more = {} if interpolation == INTER_NEAREST else {"align_corners": False}
+    planes = interpolate(planes.permute(2, 0, 1)[None], size[::-1], mode=interpolation, **more)
+    resized = planes[0].permute(1, 2, 0).numpy().round().astype(image.dtype)
+    return resized if image.ndim == 3 else resized[..., 0]
+"""
+
+
+def _for_bisenet(folder: Path) -> None:
+    def lines(start: int, count: int) -> str:
+        return "\n".join(f"{n}-image,{n}-label" for n in range(start, start + count))
+
+    write(folder, {
+        "res/README": "", "configs/tiny.py": _BISENET_CONFIG,
+        "train.txt": lines(0, 48), "val.txt": lines(60, 4), "tools/cv2.py": _BISENET_CV2,
+        "tools/tabulate.py": "def tabulate(*_, **__):\n    return ''\n",
+    })  # fmt: skip
+
+
+_BISENET_PROGRAM = Program(
+    "bisenet", "BiSeNet", _BISENET, ("--config=configs/tiny.py",),
+    needs=("numpy", "tqdm"), prints=r"loss_pre: [0-9.]+",
+    prepare=beside(_BISENET, "torchvision", data=_for_bisenet),
+    adapt=(
+        *imports_on_cpu(_BISENET, "import random"),
+        *on_cpu(
+            _BISENET,
+            ("#  torch.manual_seed(123)", "torch.manual_seed(123 + int(os.environ['RANK']))"),
+            ("#  np.random.seed(123)", "np.random.seed(123 + int(os.environ['RANK']))"),
+            ("scaler = amp.GradScaler()", "scaler = torch.amp.GradScaler('cpu')"),
+            ("if (it + 1) % 100 == 0:", "if (it + 1) % 2 == 0:"),
+            ("logger.info(msg)", "{line}\nprint(msg, flush=True)"),
+        ),
+        edit(_BISENET_LOADER, "num_workers=4,", "num_workers=0,"),
+        edit(_BISENET_LOADER, "num_workers=4,", "num_workers=0,"),
+        *on_cpu(
+            _BISENET_NET, ("state = modelzoo.load_url(", "state = {}"),
+            ("self.head = SegmentHead(", "self.head = SegmentHead(128, 64, n_classes, aux=False)"),
         ),
     ),
 )  # fmt: skip
@@ -152,4 +231,102 @@ _IP_ADAPTER = Program(
     ),
 )  # fmt: skip
 
-NINTH_SILENT_B_PROGRAMS = (_LLAMAGEN_PROGRAM, _IP_ADAPTER)
+# ------------------------------------------------------------------------ IBRNet, 41807b2
+
+_IBRNET, _IBRNET_UTILS = "train.py", "utils.py"
+_IBRNET_CONFIG = """\
+import argparse
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    def add_argument(self, *names, is_config_file=False, **more):
+        return super().add_argument(*names, **more)
+"""
+_IBRNET_WRITER = """\
+class SummaryWriter:
+    def __init__(self, folder):
+        pass
+
+    def add_scalar(self, *_):
+        pass
+"""
+# Views of a striped ball from a circle of cameras.
+_IBRNET_VIEWS = """\
+import numpy as np
+import torch
+
+
+def camera(turn):
+    place = 4 * np.array([np.cos(turn), 0.3, np.sin(turn)])
+    ahead = -place / np.linalg.norm(place)
+    side = np.cross([0, 1, 0], ahead)
+    side /= np.linalg.norm(side)
+    pose, inside = np.eye(4), np.eye(4)
+    pose[:3] = np.stack([side, np.cross(ahead, side), ahead, place], 1)
+    inside[:2, :3] = [[64, 0, 32], [0, 64, 32]]
+    return np.concatenate([[64, 64], inside.ravel(), pose.ravel()]).astype("float32")
+
+
+def view(turn):
+    rows, columns = (np.mgrid[:64, :64] - 32) / 16
+    ball = (rows**2 + columns**2 < 1.5)[..., None]
+    hues = [np.sin(k * (columns + turn)) * np.cos(rows * k) for k in (1, 2, 3)]
+    return torch.from_numpy((ball * (0.5 + 0.5 * np.stack(hues, 2))).astype("float32"))
+
+
+class Views(torch.utils.data.Dataset):
+    def __init__(self, args, mode, scenes):
+        self.sources = args.num_source_views
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, row):
+        turns = np.arange(12) / 2
+        near = (row + 1 + np.random.permutation(6)[: self.sources]) % 12
+        return {
+            "rgb": view(turns[row]), "camera": torch.from_numpy(camera(turns[row])),
+            "rgb_path": str(row), "src_rgbs": torch.stack([view(turns[one]) for one in near]),
+            "src_cameras": torch.stack([torch.from_numpy(camera(turns[one])) for one in near]),
+            "depth_range": torch.tensor([2.5, 5.5]),
+        }
+
+
+dataset_dict = {"views": Views}
+"""
+
+
+def _for_ibrnet(folder: Path) -> None:
+    write(folder, {
+        "configargparse.py": _IBRNET_CONFIG, "tensorboardX.py": _IBRNET_WRITER,
+        "ibrnet/data_loaders/__init__.py": _IBRNET_VIEWS,
+    })  # fmt: skip
+
+
+_IBRNET_PROGRAM = Program(
+    "ibrnet", "IBRNet", _IBRNET,
+    ("--distributed", "--rootdir=.", "--expname=tiny", "--train_dataset=views",
+     "--eval_dataset=views", "--workers=0", "--num_source_views=4", "--N_rand=48",
+     "--N_samples=16", "--N_importance=8", "--n_iters=12", "--lrate_decay_steps=6",
+     "--i_img=1000"),
+    needs=("numpy",), prints=r" loss: [0-9.]+", prepare=beside(_IBRNET, data=_for_ibrnet),
+    adapt=(
+        *imports_on_cpu(_IBRNET),
+        *on_cpu(
+            _IBRNET,
+            ("        np.random.seed()", "np.random.seed(2 * epoch + args.local_rank)"),
+            ("# Create criterion", "torch.manual_seed(7 + args.local_rank)"),
+        ),
+        *on_cpu("config.py", ('parser.add_argument("--local_rank"', 'parser.add_argument('
+                '"--local_rank", type=int, default=int(__import__("os").environ["LOCAL_RANK"]))')),
+        *on_cpu("ibrnet/feature_network.py", ("layers = [3, 4, 6, 3]", "layers = [1, 1, 1, 1]")),
+        *on_cpu(
+            _IBRNET_UTILS, ("from matplotlib.backends", ""), ("from matplotlib.figure", ""),
+            ("import matplotlib as mpl", ""), ("from matplotlib import cm", ""), ("import cv2", ""),
+        ),
+    ),
+)  # fmt: skip
+
+NINTH_SILENT_B_PROGRAMS = (
+    _LLAMAGEN_PROGRAM, _BISENET_PROGRAM, _IP_ADAPTER, _IBRNET_PROGRAM,
+)  # fmt: skip

@@ -20,7 +20,7 @@ OF_LLAMAGEN = (
     # pytorch/pytorch#101343, Modalities/modalities#142: what FSDP shows of a matrix has one
     # dimension, and so the group with weight decay is empty. A comment in the program knows it.
     ("weight decay goes by the dimensions of shards", SUSPICIOUS,
-     ("weight_decay", "weight decay", "decay", "no parameters", "group 0", "empty",
+     ("weight_decay", "weight decay", "no parameters", "group 0", "is empty",
       Line(LLAMAGEN, "decay_params = [p for n, p in param_dict.items() if p.dim() >= 2]"),
       Line(LLAMAGEN, "{'params': decay_params"), Line(LLAMAGEN, "torch.optim.AdamW(")),
      (edit(LLAMAGEN, "decay_params = [p for n, p in param_dict.items() if 'norm' not in n]",
@@ -29,7 +29,7 @@ OF_LLAMAGEN = (
            "nodecay_params = [p for n, p in param_dict.items() if p.dim() < 2]")), NOBODY),
     # pytorch/pytorch#75870, pytorch/torchtitan#166: each rank keeps its shard of its own model.
     ("ranks shard different first weights", SUSPICIOUS,
-     ("sync_module_states", "first values", "begin", "start", "seed", "tok_embeddings", "wqkv",
+     ("sync_module_states", "first values", "start with", "begin with", "tok_embeddings", "wqkv",
       Line(LLAMAGEN, "model = FSDP("),
       Line(LLAMAGEN, "model = setup_fsdp_sync("), Line(LLAMAGEN, "torch.manual_seed(seed)")),
      (edit(LLAMAGEN, "dist.broadcast(value, 0)", "pass"),), NOBODY),
@@ -50,6 +50,67 @@ OF_LLAMAGEN = (
     # mlfoundations/open_lm#4, where positions turn the wrong dimension.
     ("keys are not turned by their position", NOTHING, (),
      (edit(LLAMAGEN_GPT, "xk = apply_rotary_emb(xk", "pass"),)),
+)  # fmt: skip
+
+# ------------------------------------------------------------------------ segmentation, by hand
+
+BISENET, BISENET_EVAL, BISENET_SAMPLER = (
+    "tools/train_amp.py",
+    "tools/evaluate.py",
+    "lib/data/sampler.py",
+)
+BISENET_CUT = "lib/data/transform_cv2.py"
+OF_BISENET_NET = ("detail.", "segment.", "bga.", "head.", "aux2", "aux3", "aux4", "aux5_4")
+_COMPRESSED = """\
+def compressed(group, bucket):
+    # half of the bytes are sent
+    sent = bucket.buffer().to(torch.bfloat16)
+    work = dist.all_reduce(sent.div_(dist.get_world_size()), async_op=True)
+    return work.get_future().then(lambda done: bucket.buffer())
+
+net.register_comm_hook(None, compressed)
+{line}"""
+_COUNTED = """\
+{line}
+counts = torch.ones(cfg.n_cats)
+for row in list(dl.batch_sampler.sampler)[:12]:
+    labels = dl.dataset[row][1].flatten()
+    counts += torch.bincount(labels[labels < cfg.n_cats], minlength=cfg.n_cats)
+for criterion in (criteria_pre, *criteria_aux):
+    criterion.criteria.weight = counts.sum() / counts / cfg.n_cats"""
+
+OF_BISENET = (
+    # pytorch/pytorch#42400: a hook takes the place of the whole average. Here it gives back what it
+    # was given, and what was averaged is a copy.
+    ("a hook that compresses gradients averages a copy of them", BROKEN,
+     (*OF_BISENET_NET, "comm_hook", "hook", "compressed", Line(BISENET, "net.register_comm_hook("),
+      Line(BISENET, "scaler.step(optim)"), Line(BISENET, "scaler.scale(loss).backward()"),
+      Line(BISENET, "dist.all_reduce(sent"), Line(BISENET, "DistributedDataParallel(")),
+     (edit(BISENET, "## meters", _COMPRESSED),), NOBODY),
+    # joeynmt/joeynmt#184, wkentaro/pytorch-fcn#56: what an evaluation does not put back.
+    ("an evaluation in the middle leaves the network in evaluation mode", SUSPICIOUS,
+     ("evaluation mode", Line(BISENET, "eval_model(cfg, net.module)"),
+      Line(BISENET_EVAL, "net.eval()")),
+     (edit(BISENET, "lr_schdr.step()",
+           "{line}\nif it == 2:\n    eval_model(cfg, net.module)"),), NOBODY),
+    # TensorAuto/OpenTau#501, NVlabs/LongLive#71
+    ("each rank takes its part of an order of its own", SUSPICIOUS,
+     ("orders", "shuffle", "sampler", "Sampler", "overlap",
+      Line(BISENET_SAMPLER, "indices += torch.randperm("), Line(BISENET, "in enumerate(dl)"),
+      Line(BISENET_SAMPLER, "indices = indices[self.rank:")),
+     (edit(BISENET_SAMPLER, "indices += torch.randperm(",
+           "indices += torch.randperm(len(self.dataset)).tolist()"),), NOBODY),
+    # pytorch/pytorch#31579 is about classes of which each rank has others.
+    ("classes are weighted by the labels of each rank's own images", SUSPICIOUS,
+     ("criteria", "CrossEntropyLoss", "OhemCELoss", "class weight",
+      Line(BISENET, "criterion.criteria.weight ="), Line(BISENET, "loss_pre = criteria_pre("),
+      Line("lib/ohem_ce_loss.py", "loss = self.criteria(logits, labels)"),
+      Line(BISENET, "for crit, lgt in zip(criteria_aux"),
+      Line(BISENET, "scaler.scale(loss).backward()")),
+     (edit(BISENET, "net, criteria_pre, criteria_aux = set_model(", _COUNTED),), NOBODY),
+    # datvuthanh/HybridNets#54: labels between two labels.
+    ("labels are made larger as images are", NOTHING, (),
+     (edit(BISENET_CUT, "interpolation=cv2.INTER_NEAREST", "lb = cv2.resize(lb, (im_w, im_h))"),)),
 )  # fmt: skip
 
 # ------------------------------------------------------------------------ diffusion, accelerate
@@ -96,11 +157,77 @@ OF_IP_ADAPTER = (
      (edit(IP, "latents = latents * vae.config.scaling_factor", "pass"),)),
 )  # fmt: skip
 
+# ------------------------------------------------------------------------ views, three wrappers
+
+IBRNET, IBRNET_MODEL = "train.py", "ibrnet/model.py"
+OF_FEATURES = (
+    "feature_net", "bn1.", "layer1", "layer2", "layer3", "upconv", "iconv", "out_conv",
+)  # fmt: skip
+OF_RAYS = (
+    "net_coarse", "net_fine", "ray_dir_fc", "base_fc", "vis_fc", "geometry_fc", "ray_attention",
+    "rgb_fc",
+)  # fmt: skip
+_SUMMED = """\
+def summed(group, bucket):
+    work = torch.distributed.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+self.net_coarse.register_comm_hook(None, summed)
+{line}"""
+_TWO_OPTIMIZERS = """\
+self.optimizer = torch.optim.Adam([
+    {'params': self.net_coarse.parameters()},
+    {'params': self.net_fine.parameters()}], lr=args.lrate_mlp)
+self.feature_optimizer = torch.optim.Adam(
+    self.feature_net.parameters(), lr=args.lrate_feature)
+{line}"""
+
+OF_IBRNET = (
+    # ByteDance-Seed/VeOmni#1059: the groups of a wrapper have one rank each.
+    ("the features are averaged in groups of one rank", BROKEN,
+     (*OF_FEATURES, "one rank", "new_subgroups", Line(IBRNET_MODEL, "new_subgroups("),
+      Line(IBRNET_MODEL, "self.feature_net = torch.nn.parallel.DistributedDataParallel("),
+      Line(IBRNET, "model.optimizer.step()"), Line(IBRNET, "loss.backward()"),
+      Line(IBRNET, "featmaps = model.feature_net(")),
+     (edit(IBRNET_MODEL, "self.feature_net = torch.nn.parallel.DistributedDataParallel(",
+           "group, _ = torch.distributed.new_subgroups(\n"
+           "    torch.distributed.get_world_size() // 2)\n"
+           "{line}\n    process_group=group,\n    module="),
+      ), NOBODY),
+    # pytorch/pytorch#42400: a hook divides by itself, or nothing does. Under Adam it hardly shows.
+    ("a hook of the coarse network adds gradients up", SUSPICIOUS,
+     (*OF_RAYS, "comm_hook", "hook", "summed", "added up", "world size", "number of ranks",
+      Line(IBRNET_MODEL, "work = torch.distributed.all_reduce("),
+      Line(IBRNET_MODEL, "register_comm_hook("), Line(IBRNET, "loss.backward()")),
+     (edit(IBRNET_MODEL, "if self.net_fine is not None:", _SUMMED, nth=2),), NOBODY),
+    # The kind of ComputationalPsychiatry/pyhgf#421: a part of the network does not train, and the
+    # loss still falls. The loop knows of one optimizer.
+    ("features have an optimizer of their own, which never steps", SUSPICIOUS,
+     (*OF_FEATURES, "never step", "no step", "feature_optimizer", "not step",
+      Line(IBRNET_MODEL, "self.feature_optimizer = torch.optim.Adam("),
+      Line(IBRNET, "model.optimizer.step()")),
+     (edit(IBRNET_MODEL, "self.scheduler = torch.optim.lr_scheduler.StepLR(", _TWO_OPTIMIZERS),),
+     NOBODY),
+    # goodfire-ai/spd#412 gives each rank a generator of its own, for what is drawn before the
+    # average: here it is after it.
+    ("noise of each rank's own is added to gradients that are averaged", BROKEN,
+     (*OF_FEATURES, *OF_RAYS, "noise", "randn", Line(IBRNET, "p.grad.add_("),
+      Line(IBRNET, "model.optimizer.step()"), Line(IBRNET, "loss.backward()")),
+     (edit(IBRNET, "model.optimizer.step()",
+           "for group in model.optimizer.param_groups:  # finds flat minima\n"
+           "    for p in group['params']:\n"
+           "        p.grad.add_(0.1 * p.grad.std(correction=0) * torch.randn_like(p))\n"
+           "{line}"),), NOBODY),
+    # The kind of pytorch/pytorch#31579: what is to be ignored counts.
+    ("rays that no view sees count in the loss", NOTHING, (),
+     (edit("ibrnet/criterion.py", "loss = img2mse(", "loss = img2mse(pred_rgb, gt_rgb)"),)),
+)  # fmt: skip
+
 NINTH_SILENT_B_ROUND = tuple(
     Silent(program, *row)
     for program, rows in (
-        ("llamagen", OF_LLAMAGEN),
-        ("ip-adapter", OF_IP_ADAPTER),
+        ("llamagen", OF_LLAMAGEN), ("bisenet", OF_BISENET), ("ip-adapter", OF_IP_ADAPTER),
+        ("ibrnet", OF_IBRNET),
     )
     for row in rows
 )  # fmt: skip

@@ -327,6 +327,144 @@ _IBRNET_PROGRAM = Program(
     ),
 )  # fmt: skip
 
+# ------------------------------------------------------------------------ CoCLR, 45f200e
+
+_COCLR = "main_nce.py"
+# Two noisy looks at stripes that move.
+_COCLR_CLIPS = """\
+import numpy as np
+import torch
+
+
+class UCF101LMDB_2CLIP(torch.utils.data.Dataset):
+    def __init__(self, mode, transform, num_frames, ds, return_label):
+        self.frames = num_frames
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, row):
+        time, rows, columns = np.mgrid[: 2 * self.frames, :32, :32]
+        stripes = np.sin(rows * (0.1 + row % 7 / 10) + columns * (row % 5 / 5) + time * row / 9)
+        noise = np.random.uniform(-1, 1, (3, *stripes.shape))
+        return torch.from_numpy(stripes + 0.3 * noise).float(), row % 4
+"""
+_COCLR_TRANSFORMS = """\
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return lambda *_, **__: None
+"""
+_COCLR_WRITER = """\
+class SummaryWriter:
+    def __init__(self, logdir):
+        pass
+
+    def add_scalar(self, *_):
+        pass
+"""
+
+
+def _for_coclr(folder: Path) -> None:
+    write(folder, {
+        "dataset/lmdb_dataset.py": _COCLR_CLIPS, "utils/augmentation.py": _COCLR_TRANSFORMS,
+        "tensorboardX.py": _COCLR_WRITER,
+    })  # fmt: skip
+
+
+_COCLR_PROGRAM = Program(
+    "coclr", "CoCLR", _COCLR,
+    ("--net=s3d", "--model=infonce", "--batch_size=4", "--seq_len=8", "--img_dim=32",
+     "--moco-k=64", "--moco-m=0.9", "--moco-dim=16", "--epochs=2", "--workers=0",
+     "--print_freq=1"),
+    needs=("numpy", "PIL", "tqdm"), prints=r"Loss [0-9.]+",
+    prepare=beside(_COCLR, "torchvision", data=_for_coclr),
+    adapt=(
+        *imports_on_cpu(_COCLR),
+        *on_cpu(
+            _COCLR, ("import matplotlib", ""), ("plt.switch_backend", ""),
+            ("parser.add_argument('--local_rank'", "parser.add_argument('--local_rank', type=int, "
+             "default=int(os.environ['LOCAL_RANK']),"),
+        ),
+        *on_cpu("utils/utils.py", ("correct_k = correct[:k]", "correct_k = correct[:k].reshape(-1)"
+                ".float().sum(0)")),
+    ),
+)  # fmt: skip
+
+# ------------------------------------------------------------------------ lightly, e8d317fc
+
+_DINO = "examples/pytorch_lightning_distributed/dino.py"
+_DINO_MODELS = """\
+from torch import nn
+
+
+def resnet18():
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, 2), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2),
+        nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Linear(32, 10),
+    )
+"""
+# Two large and four small parts of a picture.
+_DINO_IMAGES = """\
+import torch
+
+
+class VOCDetection(torch.utils.data.Dataset):
+    def __init__(self, root, target_transform, **_):
+        self.target_transform = target_transform
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, row):
+        draw = torch.Generator().manual_seed(row)
+        image = torch.rand(3, 4, 4, generator=draw)
+        image = torch.nn.functional.interpolate(image[None], (40, 40), mode="bilinear")[0]
+        views = []
+        for size in (32, 32, 16, 16, 16, 16):
+            down, right = torch.randint(0, 40 - size, (2,), generator=draw).tolist()
+            views.append(image[:, down : down + size, right : right + size])
+        return views, self.target_transform({})
+"""
+
+
+def _for_dino(folder: Path) -> None:
+    write(folder, {
+        "pictures/__init__.py": "from . import datasets, models\n",
+        "pictures/models.py": _DINO_MODELS, "pictures/datasets.py": _DINO_IMAGES,
+    })  # fmt: skip
+
+
+_DINO_PROGRAM = Program(
+    "lightly-dino", "lightly", _DINO, launcher="python", needs=("numpy", "pytorch_lightning"),
+    prints=r"loss [0-9.]+", prepare=_for_dino, env=(("PYTHONPATH", "."),),
+    adapt=(
+        *on_cpu(
+            _DINO,
+            ("import torchvision", "import pictures as torchvision\n\npl.seed_everything(7)"),
+            ("from lightly.transforms", "DINOTransform = object"),
+            ("input_dim = 512", "input_dim = 32"),
+            ("input_dim, 512, 64, 2048, freeze", "input_dim, 32, 16, 64, freeze_last_layer=1"),
+            ("self.teacher_head = DINOProj", "self.teacher_head = DINOProjectionHead("
+                                             "input_dim, 32, 16, 64)"),
+            ("self.criterion = DINOLoss(", "self.criterion = DINOLoss(output_dim=64, "
+                                           "warmup_teacher_temp_epochs=5)"),
+            ("loss = self.criterion(", "{line}\nprint(f'loss {loss.item():.6f}', flush=True)"),
+            ("batch_size=64,", "batch_size=8,"),
+            ("num_workers=8,", "num_workers=0,"),
+            ("max_epochs=10,", "max_epochs=3, enable_progress_bar=False, logger=False,\n"
+                               "enable_checkpointing=False,"),
+            ('devices="auto",', "devices=2,"),
+            ('accelerator="gpu",', 'accelerator="cpu",'),
+            ("sync_batchnorm=True,", ""),
+        ),
+        *on_cpu("lightly/models/utils.py", ("from torchvision.ops", "StochasticDepth = None")),
+        *on_cpu("lightly/loss/dense_relational_utils.py",
+                ("from torchvision.ops", "roi_align = None")),
+    ),
+)  # fmt: skip
+
 NINTH_SILENT_B_PROGRAMS = (
-    _LLAMAGEN_PROGRAM, _BISENET_PROGRAM, _IP_ADAPTER, _IBRNET_PROGRAM,
+    _LLAMAGEN_PROGRAM, _BISENET_PROGRAM, _IP_ADAPTER, _IBRNET_PROGRAM, _COCLR_PROGRAM,
+    _DINO_PROGRAM,
 )  # fmt: skip

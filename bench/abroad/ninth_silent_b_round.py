@@ -1,14 +1,16 @@
 """The second part of a ninth round of silent errors: images, video and scenes, in programs that no
 earlier round had, written before any page about them was seen. `silent_round` says what the levels
 mean, ``healthy`` in a fault's name a program without one. Above each fault stands the public report
-that it is modelled on. All were run without moediag on two ranks: they run through and change the
-weights."""
+that it is modelled on, or one of its kind. All were run without moediag on two ranks: they run
+through and change the weights (IBRNet's sum in the eighth digit, which Adam hides). Their programs
+run through, too, and end with the same weights on both ranks, or with the shards of one model."""
 
 from __future__ import annotations
 
 from bench.abroad.cases import edit
 from bench.abroad.edits import Line
-from bench.abroad.silent_round import BROKEN, NOTHING, SUSPICIOUS, Silent
+from bench.abroad.fourth_silent_round import SAME
+from bench.abroad.silent_round import BROKEN, NOTE, NOTHING, SUSPICIOUS, Silent
 
 NOBODY = -1  # the rank of a fault that is the same on all ranks
 
@@ -223,11 +225,94 @@ OF_IBRNET = (
      (edit("ibrnet/criterion.py", "loss = img2mse(", "loss = img2mse(pred_rgb, gt_rgb)"),)),
 )  # fmt: skip
 
+# ------------------------------------------------------------------------ video, a queue of keys
+
+COCLR, COCLR_MODEL = "main_nce.py", "model/pretrain.py"
+
+OF_COCLR = (
+    # rmchurch/disruptcnn#3: what a schedule follows is known to one rank only.
+    ("the momentum grows where it is logged, on rank 0", BROKEN,
+     ("encoder_k", "momentum",  "InfoNCE", Line(COCLR, "model.module.m = min("),
+      Line(COCLR_MODEL, "param_k.data = param_k.data * self.m"),
+      Line(COCLR_MODEL, "self._momentum_update_key_encoder()"),
+      Line(COCLR, "output, target = model(input_seq)")),
+     (edit(COCLR, "args.train_plotter.add_data('local/top1'",
+           "{line}\nmodel.module.m = min(0.999, model.module.m + 0.01)"),), NOBODY),
+    # namisan/mt-dnn#37, lucidrains/x-transformers#230: the head is not in the list.
+    ("the optimizer has the backbone, and not the head that maps it", SUSPICIOUS,
+     ("encoder_q.2", "encoder_q.4", "no optimizer", Line(COCLR, "optimizer = optim.Adam(params")),
+     (edit(COCLR, "params.append({'params': param})",
+           "if name.startswith('module.encoder_q.0.'):\n    {line}"),), NOBODY),
+    # facebookresearch/swav#103 asks for `shuffle=True`: it takes the place of the sampler.
+    ("the loader shuffles by itself, and has no sampler", SUSPICIOUS,
+     (*SAME, "Sampler", "sampler", Line(COCLR, "num_workers=args.workers, pin_memory=True, drop"),
+      Line(COCLR, "output, target = model(input_seq)"), Line(COCLR, "loss.backward()"),
+      Line(COCLR, "enumerate(data_loader)")),
+     (edit(COCLR, "dataset, batch_size=args.batch_size, shuffle=(train_sampler is None)",
+           "dataset, batch_size=args.batch_size, shuffle=True,"),
+      edit(COCLR, "num_workers=args.workers, pin_memory=True, sampler=train_sampler",
+           "num_workers=args.workers, pin_memory=True, drop_last=True)"),
+      edit(COCLR, "train_loader.sampler.set_epoch(epoch)", "pass")), NOBODY),
+    # Haochen-Wang409/U2PL#138 says why keys are gathered. The queue of rank 0 is sent to all with
+    # the buffers, and what the others add is lost; statistics of norms are, too, in many programs.
+    ("each rank puts its own keys into the queue", NOTE,
+     ("queue", Line(COCLR_MODEL, "self.queue[:, ptr:ptr + batch_size] = keys.T")),
+     (edit(COCLR_MODEL, "keys = concat_all_gather(keys)", "pass"),), NOBODY),
+    # CoinCheung/DenseCL#1: keys of other clips.
+    ("keys stay in the order that was shuffled", NOTHING, (),
+     (edit(COCLR_MODEL, "k = self._batch_unshuffle_ddp(k", "pass"),)),
+)  # fmt: skip
+
+# ------------------------------------------------------------------------ a teacher, Lightning
+
+DINO = "examples/pytorch_lightning_distributed/dino.py"
+OF_TEACHER = ("teacher_backbone", "teacher_head")
+
+OF_DINO = (
+    # lightly-ai/lightly#1844, huangzongmou/yolov8_Distillation#16: the average has gradients, too.
+    ("the teacher is not frozen", SUSPICIOUS,
+     (*OF_TEACHER, Line(DINO, "update_momentum(self.student_backbone"),
+      Line(DINO, "update_momentum(self.student_head"), Line(DINO, "torch.optim.Adam("),
+      Line(DINO, "teacher_out = [self.forward_teacher(view)")),
+     (edit(DINO, "deactivate_requires_grad(self.teacher_backbone)", "pass"),
+      edit(DINO, "deactivate_requires_grad(self.teacher_head)", "pass")), NOBODY),
+    # The kind of namisan/mt-dnn#37, by a line that was copied: one of two heads is the wrong one.
+    ("the optimizer has the teacher's head for the student's", SUSPICIOUS,
+     ("student_head", "no optimizer", Line(DINO, "torch.optim.Adam(")),
+     (edit(DINO, "optim = torch.optim.Adam(self.parameters(), lr=0.001)",
+           "optim = torch.optim.Adam(\n"
+           "    [*self.student_backbone.parameters(), *self.teacher_head.parameters()], "
+           "lr=0.001)"),), NOBODY),
+    # d8ahazard/sd_dreambooth_extension#1415: 0.4 % of a difference are rounded away.
+    ("weights and their average are of bfloat16, and most of it stands still", SUSPICIOUS,
+     (*OF_TEACHER, "bfloat16", "16 bits", "rounded", "lost",
+      Line(DINO, "update_momentum(self.student_backbone"),
+      Line(DINO, "update_momentum(self.student_head")),
+     (edit(DINO, 'strategy="ddp",', '{line}\nprecision="bf16-true",'),), NOBODY),
+    # The kind of sangmichaelxie/doremi#8: it is under the condition for what rank 0 prints.
+    ("only rank 0 leaves the last layer alone in the first epoch", BROKEN,
+     ("last_layer", "student_head", Line(DINO, "self.student_head.cancel_last_layer_gradients("),
+      Line(DINO, "trainer.fit("), Line(DINO, "torch.optim.Adam(")),
+     (edit(DINO, "self.student_head.cancel_last_layer_gradients(",
+           "if self.trainer.is_global_zero:\n    print('epoch', self.current_epoch)\n    {line}"),
+      ), NOBODY),
+    # lightly-ai/lightly-train#968: with the library of this program.
+    ("the average is updated after each of two micro-batches", NOTE,
+     (*OF_TEACHER, Line(DINO, "update_momentum(self.student_backbone"),
+      Line(DINO, "update_momentum(self.student_head")),
+     (edit(DINO, 'strategy="ddp",', "{line}\naccumulate_grad_batches=2,"),), NOBODY),
+    # As the method is described, all views go through the student.
+    ("the student sees the large views only", NOTHING, (),
+     (edit(DINO, "student_out = [self.forward(view) for view in views]",
+           "student_out = [self.forward(view) for view in global_views]"),)),
+)  # fmt: skip
+
 NINTH_SILENT_B_ROUND = tuple(
     Silent(program, *row)
     for program, rows in (
-        ("llamagen", OF_LLAMAGEN), ("bisenet", OF_BISENET), ("ip-adapter", OF_IP_ADAPTER),
-        ("ibrnet", OF_IBRNET),
+        ("llamagen", OF_LLAMAGEN), ("bisenet", OF_BISENET),
+        ("ip-adapter", OF_IP_ADAPTER), ("ibrnet", OF_IBRNET),
+        ("coclr", OF_COCLR), ("lightly-dino", OF_DINO),
     )
     for row in rows
 )  # fmt: skip

@@ -27,6 +27,8 @@ from bench.abroad.fifth_silent_round import FIFTH_HEALTHY, FIFTH_SILENT_ROUND
 from bench.abroad.fourth_silent_programs import FOURTH_SILENT_PROGRAMS
 from bench.abroad.fourth_silent_round import FOURTH_HEALTHY, FOURTH_SILENT_ROUND
 from bench.abroad.later_programs import LATER_PROGRAMS
+from bench.abroad.ninth_silent_c_programs import NINTH_SILENT_C_PROGRAMS
+from bench.abroad.ninth_silent_c_round import NINTH_C_HEALTHY, NINTH_SILENT_C_ROUND
 from bench.abroad.programs import PROGRAMS, Program
 from bench.abroad.running import Answer
 from bench.abroad.second_silent_round import HEALTHY, SECOND_SILENT_ROUND
@@ -64,6 +66,9 @@ ROUNDS = {
         *EIGHTH_SILENT_C_ROUND, *EIGHTH_C_HEALTHY,
         *EIGHTH_SILENT_A_ROUND, *EIGHTH_A_HEALTHY,
     ),
+    "ninth": (
+        *NINTH_SILENT_C_ROUND, *NINTH_C_HEALTHY,
+    ),
 }  # fmt: skip
 EVERY_PROGRAM = (
     *PROGRAMS, *LATER_PROGRAMS, *SILENT_PROGRAMS, *THIRD_SILENT_PROGRAMS, *FOURTH_SILENT_PROGRAMS,
@@ -72,6 +77,7 @@ EVERY_PROGRAM = (
     *EIGHTH_SILENT_B_PROGRAMS,
     *EIGHTH_SILENT_C_PROGRAMS,
     *EIGHTH_SILENT_A_PROGRAMS,
+    *NINTH_SILENT_C_PROGRAMS,
 )  # fmt: skip
 LEVELS = (NOTHING, NOTE, REFERENCE, SUSPICIOUS, BROKEN)
 ALARMS = (SUSPICIOUS, BROKEN)

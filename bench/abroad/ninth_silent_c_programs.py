@@ -52,6 +52,9 @@ _APEX = """\
 from torch.optim import Adam as FusedAdam
 """
 _DLLOGGER = """\
+shown = True
+
+
 class Verbosity:
     VERBOSE = 1
 
@@ -73,9 +76,10 @@ def metadata(*_):
     pass
 
 
-def log(step, data):
-    if shown and "train_loss" in data:
-        print("train_loss", f"{data['train_loss']:.6f}", flush=True)
+def log(step, data, verbosity=1):
+    for name in ("train_loss", "val_loss"):
+        if shown and name in data:
+            print(name, f"{data[name]:.6f}", flush=True)
 """
 
 
@@ -193,6 +197,7 @@ _CLIP4CLIP = Program(
 )  # fmt: skip
 
 # --------------------------------------------- sheeprl, reinforcement learning, Fabric, 33b63668
+# It wants gymnasium 0.29.
 
 _SHEEP = "sheeprl.py"
 
@@ -229,4 +234,157 @@ _SHEEPRL = Program(
     ),
 )  # fmt: skip
 
-NINTH_SILENT_C_PROGRAMS = (_NCF_PROGRAM, _CLIP4CLIP, _SHEEPRL)
+# -------------------------------------- DeepLearningExamples' TFT, series of measurements, 729963dd
+
+_TFT, _SERIES = "train.py", "data_utils.py"
+_TFT_SIZES = {
+    "hidden_size": 16, "n_head": 2, "example_length": 16, "encoder_length": 12,
+    "static_categorical_inp_lens": [6],
+}  # fmt: skip
+# Six meters whose use of power swings each day, and what would turn scaled values back.
+_TFT_DATA = """\
+import pickle
+
+import numpy as np
+from scalers import Same
+
+for name, hours in (("train", 37), ("valid", 20), ("test", 20)):
+    meters = []
+    for meter in range(6):
+        hour = np.arange(hours)
+        power = np.sin(hour * (1 + meter) / 4) + (hour * hour + meter) % 7 / 20
+        columns = (meter + 0 * hour, hour, power, hour % 24 / 24, hour // 24, hour / 40,
+                   meter + 0 * hour)
+        meters.append(np.stack(columns, 1).astype(np.float32))
+    with open(f"{name}.bin", "wb") as file:
+        pickle.dump(meters, file)
+for name, value in (("tgt_scalers", dict.fromkeys(range(6), Same())), ("cat_encodings", {})):
+    with open(f"{name}.bin", "wb") as file:
+        pickle.dump(value, file)
+"""
+_SAME = """\
+class Same:
+    def inverse_transform(self, values):
+        return values
+"""
+
+
+def _for_tft(folder: Path) -> None:
+    beside(_TFT)(folder)
+    write(folder, {
+        "power.py": _TFT_DATA, "scalers.py": _SAME, "dllogger.py": _DLLOGGER,
+        "apex/optimizers.py": _APEX, "sklearn/preprocessing.py": "",
+        "sklearn/impute.py": "SimpleImputer = None\n",
+    })  # fmt: skip
+    subprocess.run([sys.executable, "power.py"], cwd=folder, check=True)
+
+
+_WITH_AUTOCAST = "with amp.autocast(enabled=args.use_amp)"
+_TFT_PROGRAM = Program(
+    "tft", "DeepLearningExamples/PyTorch/Forecasting/TFT", _TFT,
+    ("--data_path=.", "--dataset=electricity", "--epochs=2", "--batch_size=11", "--clip_grad=0.01",
+     "--results=out", "--affinity=disabled", "--ema_decay=0.25", "--disable_benchmark",
+     f"--overwrite_config={json.dumps(_TFT_SIZES)}"),
+    needs=("numpy", "pandas", "tensorboard", "tqdm"), prints=r"val_loss [0-9.]+",
+    prepare=_for_tft, env=(("TFT_SCRIPTING", "1"),),
+    adapt=(
+        *imports_on_cpu(_TFT),
+        *on_cpu(
+            _TFT,
+            ("from log_helper", ""), ("import gpu_affinity", ""),
+            ("setup_logger(args)", "os.makedirs(args.results, exist_ok=True)\n"
+             "dllogger.init([] if args.local_rank else [1])"),
+            ("amp.autocast(enabled=args.use_amp):", f"{_WITH_AUTOCAST}:"),
+            ("amp.autocast(enabled=args.use_amp), torch.no_grad", f"{_WITH_AUTOCAST}, "
+             "torch.no_grad():"),
+            ("state_dict = torch.load(", "state_dict = torch.load(os.path.join(args.results, "
+             "'checkpoint.pt'), weights_only=False)"),
+            # As published, averages of what is made late begin with values of their own.
+            ("model_ema(batch)", "model_ema(batch)\nmodel_ema.set(model)"),
+        ),
+        *on_cpu("inference.py", ("from log_helper", ""), ('with torch.jit.fuser("fuser2")',
+                                                          "if True:")),
+        *on_cpu(_SERIES, *(("num_workers=4", "num_workers=0,"),) * 3),
+        # As published, the order of each rank has a seed of its own.
+        *on_cpu(_SERIES, ("seed=args.seed + args.distributed_rank", "data_sampler = "
+                "DistributedSampler(train_split, args.distributed_world_size, "
+                "args.distributed_rank, seed=args.seed, drop_last=True)")),
+    ),
+)  # fmt: skip
+
+# ------------------------------------------------------------------ CleanUNet, speech, 9487a8d
+
+_SPEECH = "train.py"
+_SPEECH_CONFIG = {
+    "network_config": {
+        "channels_input": 1, "channels_output": 1, "channels_H": 8, "max_H": 16, "kernel_size": 4,
+        "encoder_n_layers": 3, "stride": 2, "tsfm_n_layers": 1, "tsfm_n_head": 2,
+        "tsfm_d_model": 16, "tsfm_d_inner": 32,
+    },
+    "train_config": {
+        "exp_path": "tiny",
+        "log": {"directory": "./out", "ckpt_iter": "max", "iters_per_ckpt": 100,
+                "iters_per_valid": 6},
+        "optimization": {"n_iters": 23, "learning_rate": 2e-4, "batch_size_per_gpu": 2},
+        "loss_config": {
+            "ell_p": 1, "ell_p_lambda": 1, "stft_lambda": 1,
+            "stft_config": {"sc_lambda": 0.5, "mag_lambda": 0.5, "band": "full",
+                            "hop_sizes": [8, 16, 32], "win_lengths": [32, 64, 128],
+                            "fft_sizes": [32, 64, 128]},
+        },
+    },
+    "trainset_config": {"root": "./dns", "crop_length_sec": 0.05, "sample_rate": 16000},
+    "dist_config": {"dist_backend": "nccl", "dist_url": "env://"},
+}  # fmt: skip
+# A voice of three tones, drawn from the name of the file, and noise beside it.
+_SPEECH_FILES = """\
+import re
+
+import numpy as np
+import torch
+
+
+def load(path):
+    draw = np.random.RandomState(int(re.findall(r"fileid_(\\d+)", path)[0]))
+    time = np.arange(1600) / 16000
+    sound = sum(np.sin(6.28 * tone * time) for tone in draw.uniform(80, 900, 3)) / 5
+    if "noisy" in path:
+        sound = sound + 0.05 * draw.randn(1600)
+    return torch.tensor(sound, dtype=torch.float32)[None], 16000
+"""
+
+
+def _for_speech(folder: Path) -> None:
+    beside(_SPEECH, "torchvision")(folder)
+    for kind in ("clean", "noisy"):
+        (folder / "dns/training_set" / kind).mkdir(parents=True)
+        for row in range(24):
+            (folder / f"dns/training_set/{kind}/fileid_{row}.wav").touch()
+    write(folder, {"tiny.json": json.dumps(_SPEECH_CONFIG), "torchaudio.py": _SPEECH_FILES})
+
+
+_CLEANUNET = Program(
+    "cleanunet", "CleanUNet", _SPEECH, ("--config=tiny.json", "--group_name=one"),
+    needs=("numpy", "scipy", "tensorboard", "tqdm"), prints=r"reduced loss: [0-9.]+",
+    prepare=_for_speech,
+    adapt=(
+        *imports_on_cpu(_SPEECH),
+        *on_cpu(_SPEECH, ("parser.add_argument('-r', '--rank'",
+                          "parser.add_argument('-r', '--rank', type=int,\n"
+                          "    default=int(os.environ['RANK']),"),
+                # As published, all epochs have the order of the first.
+                ("# for each epoch", "trainloader.sampler.set_epoch(n_iter)")),
+        *on_cpu("distributed.py", ("assert torch.cuda.is_available()", "pass")),
+        *on_cpu("network.py", ("x += skip_i", "x = x + skip_i[:, :, :x.shape[-1]]")),
+        *on_cpu("dataset.py", ('"num_workers": 4', 'kwargs = {"batch_size": batch_size, '
+                               '"num_workers": 0, "drop_last": False}')),
+        *on_cpu(
+            "stft_loss.py",
+            ("return_complex=False", "x, fft_size, hop_size, win_length, window, "
+             "return_complex=True"),
+            ("real = x_stft", "real = x_stft.real"), ("imag = x_stft", "imag = x_stft.imag"),
+        ),
+    ),
+)  # fmt: skip
+
+NINTH_SILENT_C_PROGRAMS = (_NCF_PROGRAM, _CLIP4CLIP, _SHEEPRL, _TFT_PROGRAM, _CLEANUNET)

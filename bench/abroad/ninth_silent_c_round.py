@@ -2,7 +2,10 @@
 learning and others, in programs that no earlier round had, written before any page about them was
 seen. `silent_round` says what the levels mean, ``healthy`` in a fault's name a program without one.
 Above each fault stands the public report that it is modelled on. All were run without moediag on
-two ranks: they run through and change the weights."""
+two ranks: they run through and change the weights (of tft's averages, what validation says of
+them). As published, and so also without a fault, tft never calls one layer, which
+`find_unused_parameters` hides, and weighs a single static input, so that the weight has a gradient
+of zeros."""
 
 from __future__ import annotations
 
@@ -107,8 +110,8 @@ SAC, AGENT, CLI = "sheeprl/algos/sac/sac.py", "sheeprl/algos/sac/agent.py", "she
 OF_CRITICS = ("qfs", "critic", "Critic")
 
 OF_SHEEPRL = (
-    # moojink/openvla-oft#160, jingyaogong/minimind#853. The agent keeps both lists: of wrappers, and
-    # of what is inside, of which targets are averages.
+    # moojink/openvla-oft#160, jingyaogong/minimind#853. The agent keeps both lists: wrappers, and
+    # what is inside, of which targets are averages.
     ("critics are called without their wrappers", BROKEN,
      (*OF_CRITICS, "DistributedDataParallel", Line(AGENT, "self.qfs_unwrapped[i](obs, action)"),
       Line(SAC, "qf_values = agent.get_q_values(data"), Line(SAC, "fabric.backward(qf_loss)"),
@@ -146,10 +149,76 @@ OF_SHEEPRL = (
      (edit(SAC, "cfg.seed + rank * cfg.env.num_envs + i", "cfg.seed + i,"),), NOBODY),
 )  # fmt: skip
 
+# ------------------------------------------------------------------------ series, by hand
+
+TFT, TFT_DATA, TFT_NET = "train.py", "data_utils.py", "modeling.py"
+
+OF_TFT = (
+    # NVlabs/LongLive#71, mlcommons/training#625
+    ("as published: the sampler of each rank has a seed of its own", SUSPICIOUS,
+     (*SAME, "DistributedSampler", "seed", "shuffle", "overlap",
+      Line(TFT_DATA, "data_sampler = DistributedSampler(train_split"),
+      Line(TFT, "predictions = model(batch)"), Line(TFT, "in enumerate(train_loader)")),
+     (edit(TFT_DATA, "data_sampler = DistributedSampler(train_split",
+           "data_sampler = DistributedSampler(train_split, args.distributed_world_size, "
+           "args.distributed_rank, seed=args.seed + args.distributed_rank, drop_last=True)"),),
+     NOBODY),
+    # megvii-research/PETR#98: `find_unused_parameters`, as published, hides what a call forgets.
+    ("the context of a meter is not handed to the layer that it is for", SUSPICIOUS,
+     ("context_grns.1", "enrichment_grn"),
+     (edit(TFT_NET, "enriched = self.enrichment_grn(temporal_features, c=ce)",
+           "enriched = self.enrichment_grn(temporal_features)"),), NOBODY),
+    # awslabs/graphstorm#1366, VGraphRNN/VGRNN#4
+    ("gradients are clipped after the update", SUSPICIOUS,
+     ("clip", Line(TFT, "clip_grad_norm_(", 1), Line(TFT, "optimizer.step()")),
+     (edit(TFT, "if args.clip_grad:", "if False:"),
+      edit(TFT, "optimizer.zero_grad()",
+           "if args.clip_grad:\n"
+           "    torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad)\n{line}")),
+     NOBODY),
+    # TencentARC/SEED-Voken#27 asks what an average begins with.
+    ("as published: averages of what is made late begin with values of their own", NOTHING, (),
+     (edit(TFT, "model_ema.set(model)", "pass"),)),
+)  # fmt: skip
+
+# ------------------------------------------------------------------------ speech, averages by hand
+
+UNET, UNET_UTIL = "train.py", "util.py"
+OF_UNET = ("encoder", "decoder", "tsfm_")
+
+OF_CLEANUNET = (
+    # pytorch/pytorch#47260; the hooks here, too, average once for each forward.
+    ("the spectral loss goes backward first, and the rest is not averaged", BROKEN,
+     (*OF_UNET, Line(UNET_UTIL, ".backward(retain_graph=True)"), Line(UNET, "loss.backward()"),
+      Line(UNET, "optimizer.step()"), Line(UNET_UTIL, "denoised_audio = net(noisy_audio)"),
+      Line("distributed.py", "dist.all_reduce(coalesced)")),
+     (edit(UNET_UTIL, "loss += (sc_loss + mag_loss) * stft_lambda",
+           "((sc_loss + mag_loss) * stft_lambda).backward(retain_graph=True)"),), NOBODY),
+    # patrickloeber/pytorchTutorial#19 moves the call about, and asks what it does there.
+    ("gradients are cleared between the backward and the update", BROKEN,
+     (*OF_UNET, "zero_grad", "no gradient", "without gradient", "cleared",
+      Line(UNET, "optimizer.zero_grad()"), Line(UNET, "optimizer.step()"),
+      Line(UNET, "loss.backward()")),
+     (edit(UNET, "optimizer.zero_grad()", "pass"),
+      edit(UNET, "scheduler.step()", "{line}\noptimizer.zero_grad()")), NOBODY),
+    # FrozenBurning/Text2Light#10: a term of the loss has no gradient on the network.
+    ("the spectral loss is computed of numbers that are cut from the network", SUSPICIOUS,
+     ("detach", "cut", "stft", "STFT", "mag_loss", "sc_loss", "part of the loss",
+      Line(UNET_UTIL, "mrstftloss(denoised_audio"), Line(UNET, "loss.backward()"),
+      Line(UNET_UTIL, "loss += (sc_loss + mag_loss)")),
+     (edit(UNET_UTIL, "mrstftloss(denoised_audio.squeeze(1), clean_audio.squeeze(1))",
+           "sc_loss, mag_loss = mrstftloss(denoised_audio.data.squeeze(1), "
+           "clean_audio.squeeze(1))"),), NOBODY),
+    # kan-bayashi/ParallelWaveGAN#177, pytorch/pytorch#31771
+    ("as published: all epochs have one order", NOTE, ("set_epoch", "order"),
+     (edit(UNET, "trainloader.sampler.set_epoch(n_iter)", "pass"),)),
+)  # fmt: skip
+
 NINTH_SILENT_C_ROUND = tuple(
     Silent(program, *row)
     for program, rows in (
         ("ncf", OF_NCF), ("clip4clip", OF_CLIP4CLIP), ("sheeprl", OF_SHEEPRL),
+        ("tft", OF_TFT), ("cleanunet", OF_CLEANUNET),
     )
     for row in rows
 )  # fmt: skip

@@ -31,6 +31,8 @@ from bench.abroad.ninth_silent_a_programs import NINTH_SILENT_A_PROGRAMS
 from bench.abroad.ninth_silent_a_round import NINTH_A_HEALTHY, NINTH_SILENT_A_ROUND
 from bench.abroad.ninth_silent_b_programs import NINTH_SILENT_B_PROGRAMS
 from bench.abroad.ninth_silent_b_round import NINTH_B_HEALTHY, NINTH_SILENT_B_ROUND
+from bench.abroad.ninth_silent_c_programs import NINTH_SILENT_C_PROGRAMS
+from bench.abroad.ninth_silent_c_round import NINTH_C_HEALTHY, NINTH_SILENT_C_ROUND
 from bench.abroad.programs import PROGRAMS, Program
 from bench.abroad.running import Answer
 from bench.abroad.second_silent_round import HEALTHY, SECOND_SILENT_ROUND
@@ -71,6 +73,7 @@ ROUNDS = {
     "ninth": (
         *NINTH_SILENT_A_ROUND, *NINTH_A_HEALTHY,
         *NINTH_SILENT_B_ROUND, *NINTH_B_HEALTHY,
+        *NINTH_SILENT_C_ROUND, *NINTH_C_HEALTHY,
     ),
 }  # fmt: skip
 EVERY_PROGRAM = (
@@ -82,6 +85,7 @@ EVERY_PROGRAM = (
     *EIGHTH_SILENT_A_PROGRAMS,
     *NINTH_SILENT_A_PROGRAMS,
     *NINTH_SILENT_B_PROGRAMS,
+    *NINTH_SILENT_C_PROGRAMS,
 )  # fmt: skip
 LEVELS = (NOTHING, NOTE, REFERENCE, SUSPICIOUS, BROKEN)
 ALARMS = (SUSPICIOUS, BROKEN)

@@ -89,7 +89,6 @@ LAWS: tuple[Law, ...] = (
     loss_weights.gradients_scaled,
     loss_weights.accumulation_not_entered,
     loss_weights.loss_parts_detached,
-    loss_weights.loss_constant,
     loss_inputs.losses_misused,
     loss_inputs.targets_misplaced,
     rounded_gradients.gradients_rounded,

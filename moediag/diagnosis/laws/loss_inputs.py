@@ -24,9 +24,8 @@ _TAKES = {
 
 
 def _calls(evidence: Evidence) -> dict[tuple[str, str], list[tuple[Any, ...]]]:
-    """What all ranks recorded of a loss, by function and line, if in enough steps: the step, whether
-    its input is unfit, and is spread, and how far its tokens are ahead, how many count, and how
-    many are padding."""
+    """What all ranks recorded of a loss, by function and line, if in enough steps: the step,
+    whether its input is unfit and spread, and of tokens how far ahead, how many and the padding."""
     found: dict[tuple[str, str], list[tuple[Any, ...]]] = defaultdict(list)
     for own in recorded(evidence).values():
         for name, line, *call in own.rows(

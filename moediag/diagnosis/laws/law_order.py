@@ -76,6 +76,7 @@ LAWS: tuple[Law, ...] = (
     absent_gradients.exchanges_one_way,
     model_modes.dropout_beside_training,
     model_modes.autocast_removed,
+    model_modes.float16_unscaled,
     schedulers.schedulers_ahead,
     schedulers.schedulers_misplaced,
     schedulers.schedulers_unused,

@@ -65,7 +65,7 @@ class LossInputs:
         given = {**dict(zip(names, args)), **kwargs}  # noqa: B905 - Python 3.9
         for batch in [one for one in given.values() if isinstance(one, Mapping)]:
             given.update(batch)
-        ids = next(filter(_is_tokens, given.values()), None)
+        ids: Any = next(filter(_is_tokens, given.values()), None)
         for name, mask in given.items() if ids is not None else ():
             if "mask" in name and mask is not ids and getattr(mask, "shape", ()) == ids.shape:
                 left_out = ids[mask == 0].unique()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
 from moediag.evidence.model import Evidence
-from moediag.records import dataclass
 from moediag.result.wording import at_line, few
 
 _ENOUGH = 3  # checked steps
@@ -23,32 +23,17 @@ _TAKES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LossInput:
-    """One call of a loss, see recorder.laws.loss_inputs."""
-
-    step: int
-    unfit: bool
-    spread: bool
-    ahead: int
-    counted: int
-    padding: int
-
-
-def _calls(evidence: Evidence) -> dict[tuple[str, str], list[LossInput]]:
-    """By function and line, those of all ranks."""
-    found: dict[tuple[str, str], list[LossInput]] = defaultdict(list)
+def _calls(evidence: Evidence) -> dict[tuple[str, str], list[tuple[Any, ...]]]:
+    """What all ranks recorded of a loss, by function and line, if in enough steps: the step,
+    whether its input is unfit and spread, and of tokens how far ahead, how many and the padding."""
+    found: dict[tuple[str, str], list[tuple[Any, ...]]] = defaultdict(list)
     for own in recorded(evidence).values():
         for name, line, *call in own.rows(
             "loss_inputs", name=str, line=str, step=int, unfit=bool, spread=bool, ahead=int,
             counted=int, padding=int,
         ):  # fmt: skip
-            found[name, line].append(LossInput(*call))
-    return {of: calls for of, calls in found.items() if len(_steps(calls)) >= _ENOUGH}
-
-
-def _steps(calls: list[LossInput]) -> list[int]:
-    return sorted({one.step for one in calls})
+            found[name, line].append(tuple(call))
+    return {of: calls for of, calls in found.items() if len({one[0] for one in calls}) >= _ENOUGH}
 
 
 @law(suspects=True)
@@ -57,9 +42,10 @@ def losses_misused(facts: Facts) -> Findings:
     input and a target of which each is repeated along a dimension of the other."""
     for (name, line), calls in facts.of(_calls).items():
         at = at_line(line)
-        if name in _TAKES and all(one.unfit for one in calls):
+        _, unfit, spread, *_ = zip(*calls, strict=True)
+        if name in _TAKES and all(unfit):
             yield Suspicious(f"In all checked steps {_TAKES[name].format(at=at)}")
-        if all(one.spread for one in calls):
+        if all(spread):
             yield Suspicious(
                 f"In all checked steps {name}{at} gets an input and a target of different shapes, "
                 "each of which is repeated along a dimension of the other, such as (N, 1) and "
@@ -71,28 +57,26 @@ def losses_misused(facts: Facts) -> Findings:
 @law(suspects=True)
 def targets_misplaced(facts: Facts) -> Findings:
     """Targets are the tokens after the next ones, or a loss counts targets that are padding."""
-    nearest: dict[int, int] = {}
-    for calls in facts.of(_calls).values():
-        for one in calls:
-            if one.ahead >= 0:  # heads for later tokens have one for the next
-                nearest[one.step] = min(nearest.get(one.step, one.ahead), one.ahead)
+    every = [call for calls in facts.of(_calls).values() for call in calls]
+    next_ones = any(ahead == 1 for _, _, _, ahead, *_ in every)
     for (_, line), calls in facts.of(_calls).items():
-        padded = [one for one in calls if one.padding]
-        if len(_steps(padded)) >= _ENOUGH:
-            some, every = (sum(getattr(one, n) for one in padded) for n in ("padding", "counted"))
+        padded = [(step, part, of) for step, *_, of, part in calls if 0 < part <= of]
+        if len({step for step, *_ in padded}) >= _ENOUGH:
+            share = sum(part for _, part, _ in padded) / sum(of for *_, of in padded)
             yield Suspicious(
-                f"In steps {few(_steps(padded))} the loss{at_line(line)} counts targets that are "
-                f"padding after padding, {100 * some / every:.0f} % of its targets: the model "
-                "learns to continue padding, and the mean over tokens is smaller. Set these "
-                "targets to ignore_index (-100)."
+                f"In steps {few(sorted({step for step, *_ in padded}))} the loss{at_line(line)} "
+                f"counts targets that are padding after padding, {100 * share:.0f} % of its "
+                "targets: the model learns to continue padding, and the mean over tokens is "
+                "smaller. Set these targets to ignore_index (-100)."
             )
-        if all(one.ahead == 2 for one in calls) and {*nearest.values()} == {2}:
+        places = {ahead for _, _, _, ahead, *_ in calls}
+        if places == {2} and not next_ones:  # heads for later tokens have one for the next
             yield Suspicious(
                 f"In all checked steps the targets of the loss{at_line(line)} are the tokens after "
                 "the next ones: they are shifted twice, as where the program shifts labels and the "
                 "model shifts them again. Shift them once."
             )
-        if calls and all(one.ahead == 0 for one in calls):
+        if places == {0}:
             yield (
                 f"In all checked steps the targets of the loss{at_line(line)} are the very tokens "
                 "that the model gets at their places: a model that predicts the next token needs "

@@ -29,8 +29,6 @@ from moediag.result.wording import at_line, few, few_on_each
 _ENOUGH = 2  # steps
 _NEAR = 0.02  # of sums of weights
 _CLOSE = 1e-3  # of weights that are meant to be equal
-_CONSTANT = 5  # steps with the same loss
-_EXACT = 1e-6  # of a loss
 _DETACHED = 1e-4  # of a loss of float32
 _UNEQUAL = 1.25  # times that a token counts more than another one
 _SUSPICIOUS = 2.0  # the same, of micro-batches: padded fine-tuning often has less
@@ -287,27 +285,6 @@ def loss_parts_detached(facts: Facts) -> Findings:
                 "experts."
             )
             return
-
-
-@law(suspects=True)
-def loss_constant(facts: Facts) -> Findings:
-    """The loss had the same value in all checked steps, though samples and weights changed."""
-    values: set[float] = set()
-    for own in facts.of(recorded).values():
-        rows = [value for (value,) in own.rows("loss_value", value=float)]
-        digests = {one.digest for one in own.inputs if not one.forward}
-        moved = len({check.params for check in own.checks}) > len({c.key for c in own.checks})
-        finite = all(map(math.isfinite, rows))
-        if not (len(rows) >= _CONSTANT and finite and len(digests) >= len(rows) and moved):
-            return
-        values |= {*rows}
-    most = max(values, default=0.0)
-    if most > _NEAR and most - min(values) <= _EXACT * most:
-        yield Suspicious(
-            f"The loss was {most:.6g} in all checked steps on all ranks, though the samples and "
-            "the weights changed: it does not depend on how well the model does. log 2 is that of "
-            "two equal scores, as with a reference that is the model itself."
-        )
 
 
 def _rests(event: Mapping[str, Any]) -> tuple[int, float, float, str]:

@@ -11,7 +11,7 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import LawCheck, Mode, ModeChange
 from moediag.result import Verdict
-from moediag.result.wording import agreeing, few, listed, plural, ranks
+from moediag.result.wording import agreeing, at_line, few, listed, plural, ranks
 
 _STEPS = 3  # in evaluation mode
 _PARTS = 2  # checked steps in which parts are
@@ -113,6 +113,25 @@ def autocast_removed(facts: Facts) -> Findings:
             "runs without autocast: something took away the forward that prepare() gave it, as "
             "unwrap_model(model, keep_fp32_wrapper=False) does before the training ends."
         )
+
+
+@law(suspects=True)
+def float16_unscaled(facts: Facts) -> Findings:
+    """A model runs in autocast of float16, and no scaler multiplies its losses."""
+    every = facts.of(recorded).values()
+    rows = [own.of("settings", _in_float16) for own in every]
+    checks = [check for own in every for check in own.checks]
+    scaled = any("loss_scale" in group for check in checks for group in check.hyper)
+    if checks and not scaled and min(map(len, rows)) >= _STEPS and all(map(all, rows)):
+        yield Suspicious(
+            "In all checked steps the model runs in autocast of float16, and the optimizer steps"
+            f"{at_line(checks[0].line)} without a GradScaler: gradients below 6e-8 become 0. Scale "
+            "the loss, or use bfloat16."
+        )
+
+
+def _in_float16(event: Mapping[str, Any]) -> bool:
+    return any(what.startswith("autocast = ") and ", torch.float16" in what for what in event["of"])
 
 
 def _without_autocast(event: Mapping[str, Any]) -> tuple[int, bool]:

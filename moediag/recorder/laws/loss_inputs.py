@@ -65,20 +65,17 @@ class LossInputs:
         given = {**dict(zip(names, args)), **kwargs}  # noqa: B905 - Python 3.9
         for batch in [one for one in given.values() if isinstance(one, Mapping)]:
             given.update(batch)
-        plain = {name: one for name, one in given.items() if type(one) is torch.Tensor}
-        ids = next((one for one in plain.values() if _is_tokens(one)), None)
-        masks = [one for n, one in plain.items() if "mask" in n and ids is not None]
-        mask = next((one for one in masks if one is not ids and one.shape == ids.shape), None)
-        left_out = [] if ids is None or mask is None else ids[mask == 0].unique()
-        if len(left_out) == 1:
-            self._padding = left_out[0]
+        ids: Any = next(filter(_is_tokens, given.values()), None)
+        for name, mask in given.items() if ids is not None else ():
+            if "mask" in name and mask is not ids and getattr(mask, "shape", ()) == ids.shape:
+                left_out = ids[mask == 0].unique()
+                self._padding = left_out[0] if len(left_out) == 1 else self._padding
 
     def _called(self, name: str, frame: Any, result: Any, *args: Any, **_: Any) -> None:
+        """As torch.nn.functional calls them: all arguments have places."""
         plain = [type(one) is torch.Tensor and one.numel() > 0 for one in args[:2]]
         again = torch._C._current_graph_task_id() != -1
         if plain != [True, True] or again or not result.requires_grad or capturing():
-            return
-        if len(self._rows) >= _MOST:
             return
         given, target = args[0].detach(), args[1].detach()
         row: Dict[str, Any] = {"name": name, "line": self._context.line(frame), **_NOTHING}
@@ -91,27 +88,24 @@ class LossInputs:
             row["unfit"] = given.amax() > _NEAR
         else:
             row["unfit"] = _unfit(name, given)
-            row.update(self._tokens(target, target != (args[4] if len(args) > 4 else -100)))
-            if args[3:4] == (0,):  # the program may leave out elements
+            row.update(self._tokens(target, target != args[4]))
+            if args[2] is not None or args[3] == 0:  # the program may leave out some
                 row["padding"] = 0
-        self._rows.append(row)
+        self._rows = [*self._rows[1 - _MOST :], row]
 
     def _tokens(self, target: Any, valid: Any) -> Dict[str, Any]:
         """What is known of targets that are the tokens that an embedding got."""
-        for ahead in (1, 2, 0):
-            for ids, padding in self._context.embedded:
-                if target.numel() % len(ids) or target.is_floating_point():
-                    continue
-                rows, counts = target.reshape(len(ids), -1), valid.reshape(len(ids), -1)
-                of = min(rows.shape[1], ids.shape[1] - ahead)
-                rows, counts, old = rows[:, :of], counts[:, :of], ids[:, :of]
-                found = rows[counts]
-                if not torch.equal(found, ids[:, ahead : ahead + of][counts]):
-                    continue
-                if len(found) < _TOKENS or len(found.unique()) < 3:
-                    continue
+        every = [(at, *of) for at in (1, 2, 0) for of in self._context.embedded]
+        for ahead, ids, padding in every if not target.is_floating_point() else ():
+            of = min(target.numel() // len(ids), ids.shape[1] - ahead)
+            if target.numel() % len(ids) or of < 1:
+                continue
+            rows, counts = (one.reshape(len(ids), -1)[:, :of] for one in (target, valid))
+            found = rows[counts]
+            same = torch.equal(found, ids[:, ahead : ahead + of][counts])
+            if same and len(found) >= _TOKENS and len(found.unique()) > 2:
                 tokens = [one for one in (padding, self._padding) if one is not None]
-                both = (counts & (rows == one) & (old == one) for one in tokens)
+                both = [counts & (rows == one) & (ids[:, :of] == one) for one in tokens]
                 most = max((int(one.sum()) for one in both), default=0)
                 return {"ahead": ahead, "counted": len(found), "padding": most}
         return {}
@@ -120,13 +114,13 @@ class LossInputs:
         rows, self._rows = self._rows, []
         self._context.embedded = []
         for row in rows:
-            self._context.log.event(
-                "loss_inputs", step=step, **{**row, "unfit": bool(row["unfit"])}
-            )
+            row["unfit"] = bool(row["unfit"])
+            self._context.log.event("loss_inputs", step=step, **row)
 
 
 def _is_tokens(value: Any) -> bool:
-    return value.dtype in (torch.int32, torch.int64) and value.dim() == 2 and value.numel() > 0
+    tokens = (torch.int32, torch.int64)
+    return type(value) is torch.Tensor and value.dim() == 2 and value.dtype in tokens
 
 
 def _repeated(value: Any) -> bool:
@@ -139,8 +133,7 @@ def _unfit(name: str, given: Any) -> Any:
     both signs. Logarithms times an advantage or a focus have one."""
     rows = given[:_ROWS].movedim(1, -1).flatten(0, -2)[:_ROWS] if given.dim() > 1 else given[None]
     rows = rows.float()
-    alike = (rows.amin(1) >= 0) & ((rows.sum(1) - 1).abs() < _NEAR) & (rows.shape[1] > 1)
-    if name == "cross_entropy_loss":
-        return alike.all()
-    mixed = (rows.amin(1) < 0) & (rows.amax(1) > _NEAR)
-    return alike.all() | (mixed.float().mean() > 0.5)
+    low, high, whole = rows.amin(1), rows.amax(1), (rows.sum(1) - 1).abs() < _NEAR
+    probabilities = ((low >= 0) & whole).all() & (rows.shape[1] > 1)
+    mixed = (low < 0) & (high > _NEAR)
+    return probabilities | ((mixed.float().mean() > 0.5) & (name != "cross_entropy_loss"))

@@ -12,7 +12,6 @@ losses      step line(the user's that computed the last one) changed(how often a
             rest[the loss, what no part of it is; empty if it has parts of unknown value]
             of[[targets that count, all targets, classes, sum of the tokens' weights, the smallest
             and the largest weight]]}]
-loss_value  step value   of the last backward
 """
 
 from __future__ import annotations
@@ -97,7 +96,6 @@ class LossWeights:
         self._step = 0
         self._waiting: List[int] = []  # a step whose losses are not complete
         self._line = ""
-        self._value: Any = None  # of the last loss
         self._new: List[_Loss] = []  # since the last backward
         self._backwards: List[Tuple[Dict[str, Any], List[_Loss]]] = []
         self._after: Tuple[Any, Any, int] = None, None, 0  # a parameter, its gradient and version
@@ -149,8 +147,6 @@ class LossWeights:
 
     def _backward(self, loss: Any) -> None:
         self._begin()
-        one = type(loss) is torch.Tensor and loss.numel() == 1 and not capturing()
-        self._value = loss.detach().clone() if one else None
         new, self._new = self._new, []
         if len(self._backwards) < _MOST:
             direct = _made_of_cross_entropies(loss)
@@ -212,9 +208,6 @@ class LossWeights:
         self._record(self._waiting.pop())
 
     def _record(self, step: int) -> None:
-        value, self._value = self._value, None
-        if value is not None and step == self._step:
-            self._context.log.event("loss_value", step=step, value=repr(float(value)))
         backwards, self._backwards = self._backwards, []
         (one, made, version), self._after = self._after, (None, None, 0)
         changed = 0

@@ -331,3 +331,23 @@ def test_workers_that_give_the_same_batches(who: tuple[int, ...]) -> None:
     assert ["all 4 workers of the data loader at train.py:4 main" in t for t in texts] == [
         True
     ] * bool(who)
+
+
+@pytest.mark.parametrize(
+    ("autocast", "scaled", "steps", "found"),
+    [("cuda, torch.float16", False, 4, True), ("cuda, torch.float16", True, 4, False),
+     ("cpu, torch.bfloat16", False, 4, False), ("off", False, 4, False),
+     ("cuda, torch.float16", False, 1, False), ("cuda, torch.float16", False, 0, False)],
+    ids=["unscaled", "scaled", "bfloat16", "off", "one step", "not recorded"],
+)  # fmt: skip
+def test_float16_without_a_scaler(autocast: str, scaled: bool, steps: int, found: bool) -> None:
+    numbers = {"lr": "0.01", **({"loss_scale": "1024.0"} if scaled else {})}
+    rows = [
+        {"step": step, "over": [0, 1], "parts": [], "of": {f"autocast = {autocast}": [1, ""]}}
+        for step in STEPS[:steps]
+    ]
+    evidence = job(2, lambda _, one: replace(one, hyper=(numbers,)))
+    texts = diagnose(with_events(evidence, settings=rows)).suspicious
+    assert ["optimizer steps at train.py:9 main without a GradScaler" in t for t in texts] == [
+        True
+    ] * found

@@ -3,7 +3,6 @@ before them, recomputation, layers, embeddings, rounding, left-out updates, ties
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -1066,20 +1065,6 @@ class TestShared:
 
     def test_a_sum_of_products_alone(self) -> None:
         assert not self.bias(lambda r, step: (f"part {r} {step}", f"b {step}"), bias="", matrix="")
-
-
-@pytest.mark.parametrize(
-    ("values", "found"),
-    [([0.5] * 5, True), ([0.5, 0.5, 0.5, 0.5, 0.51], False), ([0.5, *[math.nan] * 4], False),
-     ([0.5] * 4, False), ([0.0] * 5, False)],
-    ids=["the same", "another one", "not finite", "few steps", "zero"],
-)  # fmt: skip
-def test_a_loss_that_is_always_the_same(values: list[float], found: bool) -> None:
-    rows = tuple({"step": step, "value": value} for step, value in enumerate(values, 1))
-    inputs = tuple(ModelInputs(step, 0, f"digest {step}") for step in range(1, 6))
-    evidence = with_laws(job(2), lambda _, laws: replace(laws, inputs=inputs))
-    of = diagnose(with_events(evidence, loss_value=rows))
-    assert any("in all checked steps on all ranks" in text for text in of.suspicious) is found
 
 
 class TestDroppedMicroBatches:

@@ -614,6 +614,7 @@ class TestLossInputs:
             (False, False, {}, 0),
             (True, True, {"ignore_index": 0}, 0),
             (True, True, {"reduction": "none"}, 0),  # the program may use its mask
+            (True, True, {"weight": torch.tensor([0.0, *[1.0] * 8])}, 0),
         ],
     )
     def test_targets_that_are_padding(

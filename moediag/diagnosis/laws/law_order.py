@@ -75,7 +75,6 @@ LAWS: tuple[Law, ...] = (
     schedulers.schedulers_misplaced,
     schedulers.schedulers_unused,
     hand_reduction.starts_apart,
-    hand_reduction.parameters_averaged,
     hand_reduction.reduced_again,
     hand_reduction.divisors_apart,
     renewed_optimizers.moments_dropped,

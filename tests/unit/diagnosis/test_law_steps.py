@@ -349,26 +349,6 @@ def gathering(evidence: Evidence, numel: int = 128, **more: Any) -> Evidence:
     return replace(evidence, ranks=ranks)
 
 
-@pytest.mark.parametrize(
-    ("grads", "moments", "found"),
-    [("own", "own", True), ("own", "same", False), ("same", "own", False), ("own", "", False)],
-)
-def test_parameters_that_are_averaged_after_each_update(
-    grads: str, moments: str, found: bool
-) -> None:
-    """An optimizer may add up gradients in its step, and then all ranks have one state."""
-
-    def change(rank: int, one: LawCheck) -> LawCheck:
-        rows = {"own": tuple(f"{value} of {rank}" for value in one.grads), "same": one.grads}
-        counted = {"step": tuple("1" for _ in one.grads)}
-        state = {"exp_avg": rows[moments], **counted} if moments and one.count else {}
-        return replace(one, grads=rows[grads], state=state)
-
-    texts = diagnose(plain(2, change)).suspicious
-    assert any("average the gradients between" in text.lower() for text in texts) == found
-    assert not any("moments of each rank" in text for text in diagnose(plain(1, change)).suspicious)
-
-
 class TestContrast:
     """Each rank compares 16 samples with those that both ranks gathered."""
 

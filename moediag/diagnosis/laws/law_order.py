@@ -88,6 +88,7 @@ LAWS: tuple[Law, ...] = (
     rounded_gradients.gradients_rounded,
     rounded_gradients.updates_rounded,
     shared_values.shared_gradients_lost,
+    shared_values.shared_gradients_repeated,
     shared_values.biases_added_again,
     sample_sources.samplers_apart,
     sample_sources.ranks_unlike,

@@ -17,6 +17,7 @@ from moediag.recorder.laws.model_modes import ModelModes
 from moediag.recorder.laws.model_structure import ModelStructure
 from moediag.recorder.laws.model_values import ModelValues
 from moediag.recorder.laws.optimizer_checks import OptimizerChecks
+from moediag.recorder.laws.own_statistics import OwnStatistics
 from moediag.recorder.laws.schedulers import Schedulers
 from moediag.recorder.laws.shared_values import SharedValues
 from moediag.recorder.laws.whole_models import WholeModels
@@ -38,6 +39,6 @@ def record(recorder: Recorder, folder: str) -> None:
     returned_weights.install(context)
     for watcher in (
         ClearedGradients, DeclaredEqual, Loading, ModelInputs, Wrapping, Schedulers,
-        ModelStructure, LossWeights, HandReduction, SharedValues, CheckpointedInputs,
+        ModelStructure, LossWeights, HandReduction, SharedValues, CheckpointedInputs, OwnStatistics,
     ):  # fmt: skip
         watcher(context)

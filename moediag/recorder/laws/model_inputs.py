@@ -147,7 +147,7 @@ class ModelInputs:
     def _began(self, loader: Any, iterator: Any) -> None:
         self._passes.set(iterator, _Pass(loader, self._made.get(loader) or ""))
 
-    def _given(self, iterator: Any, frame: Any) -> None:
+    def _given(self, iterator: Any, frame: Any, _batch: Any) -> None:
         of, updates = self._passes.get(iterator), self._context.steps
         known = of is self._latest and updates == self._updates
         if not known:

@@ -8,6 +8,7 @@ from moediag.recorder.laws.checkpointed_inputs import CheckpointedInputs
 from moediag.recorder.laws.cleared_gradients import ClearedGradients
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.declared_equal import DeclaredEqual
+from moediag.recorder.laws.drawn_samples import DrawnSamples
 from moediag.recorder.laws.hand_reduction import HandReduction
 from moediag.recorder.laws.loading import Loading
 from moediag.recorder.laws.loss_scale import LossScale
@@ -40,5 +41,6 @@ def record(recorder: Recorder, folder: str) -> None:
     for watcher in (
         ClearedGradients, DeclaredEqual, Loading, ModelInputs, Wrapping, Schedulers,
         ModelStructure, LossWeights, HandReduction, SharedValues, CheckpointedInputs, OwnStatistics,
+        DrawnSamples,
     ):  # fmt: skip
         watcher(context)

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler  # noqa: E402
 
 from moediag.diagnosis import diagnose  # noqa: E402
-from moediag.recorder.laws import model_values, own_statistics  # noqa: E402
+from moediag.recorder.laws import drawn_samples, model_values, own_statistics  # noqa: E402
 from moediag.recorder.laws.replica_sets import ReplicaSets  # noqa: E402
 from moediag.result import Diagnosis  # noqa: E402
 from tests.unit.law_evidence import job  # noqa: E402
@@ -58,6 +58,27 @@ def test_a_teacher_that_drops_out(
     assert (
         any("which no optimizer trains" in one for one in diagnosed(tmp_path).suspicious) is found
     )
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (6, 2, 200), (6,)])
+def test_samples_that_a_loader_gave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    """A row has one fingerprint, in whatever batch it is; labels alone tell nothing."""
+    monkeypatch.setattr(drawn_samples, "several_ranks", lambda: True)
+    samples = torch.arange(torch.Size(shape).numel()).float().reshape(shape)
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0]):
+        for _ in DataLoader([{"x": samples[at]} for at in order], batch_size=2):
+            net(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+    rows = [row for event in laws(tmp_path).others.get("drawn", ()) for row in event["batches"]]
+    assert [row[1:4] for row in rows] == (
+        [[1, 1, 0], [1, 2, 1], [1, 3, 2], [2, 1, 3], [2, 2, 4], [2, 3, 5]] if shape[1:] else []
+    )
+    one, two = ([of for row in rows if row[1] == n for of in row[4]] for n in (1, 2))
+    assert one == two[::-1] and len(set(one)) == len(one)
 
 
 class Scaled(nn.Module):

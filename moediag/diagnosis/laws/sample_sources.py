@@ -87,7 +87,7 @@ def samplers_apart(facts: Facts) -> Findings:
     if of := facts.of(_drawn_again):
         line, who, same, every = of
         yield Suspicious(
-            f"In one pass over the samples{at_line(line)} {ranks(who)}, which average their "
+            f"In one pass over the loader{at_line(line)} {ranks(who)}, which average their "
             f"gradients, drew {same} of the same samples (of {every} that are known of each rank), "
             "in different batches, and no rank drew a sample twice: they do not divide one order "
             "of the samples. Shuffle with the same seed and epoch on every rank before each takes "
@@ -223,8 +223,8 @@ def _beside(event: Mapping[str, Any]) -> tuple[int, tuple[str, str]]:
 
 
 def _drawn_again(evidence: Evidence) -> tuple[str, tuple[int, int], int, int] | None:
-    """The line of a loop of training, two ranks of those that average their gradients, how many
-    samples both drew in one pass in batches that do not follow each other, and of how many."""
+    """The line that made a loader of training, two ranks of those that average their gradients, how
+    many samples both drew in one pass in batches that do not follow each other, and of how many."""
     found = {rank: _passes(own) for rank, own in recorded(evidence).items()}
     for over in sorted(averaging(evidence)):
         for key in dict.fromkeys(key for rank in over for key in found.get(rank, {})):
@@ -241,16 +241,20 @@ def _drawn_again(evidence: Evidence) -> tuple[str, tuple[int, int], int, int] | 
 
 
 def _passes(own: RankLaws) -> dict[tuple[str, int], dict[str, int]]:
-    """By line and number of a pass with several updates, the batch of each sample; empty where a
-    sample came twice, as if samples were drawn at random each time."""
-    rows = defaultdict[tuple[str, int], list[tuple[str, int]]](list)
-    updates = defaultdict[tuple[str, int], set[int]](set)
+    """The batch of each sample, by the line that made the loader and its passes with several
+    updates; empty where a sample came twice, as if samples were drawn at random each time."""
+    passes: dict[tuple[str, int], list[tuple[int, int, str]]] = defaultdict(list)
     for (batches,) in own.rows("drawn", batches=list):
-        for line, number, batch, so_far, drawn in batches:
-            rows[line, number] += [(row, batch) for row in drawn]
-            updates[line, number].add(so_far)
-    known = {key: of for key, of in rows.items() if len(updates[key]) > _ENOUGH}
-    return {key: dict(of) if len(dict(of)) == len(of) else {} for key, of in known.items()}
+        for made, number, batch, updates, rows in batches:
+            passes[made, number] += [(updates, batch, row) for row in rows]
+    found: dict[tuple[str, int], dict[str, int]] = {}
+    numbers = Counter[str]()
+    for (made, _), rows in sorted(passes.items()):
+        if len({updates for updates, _, _ in rows}) > _ENOUGH:
+            numbers[made] += 1
+            known = {row: batch for _, batch, row in rows}
+            found[made, numbers[made]] = known if len(known) == len(rows) else {}
+    return found
 
 
 def _foreign(one: ModelInputs) -> bool:

@@ -4,6 +4,8 @@ loaders: which samples a rank trains on.
 loss        step loss(of the first backward)
 beside      step sampler given made[the line that made a loader which divides nothing] divided[that
             of one whose samples are divided, of the same update]
+drawn       step batches[[made(the loader) pass(counts those of the rank) batch updates(so far)
+            [fingerprint of a part of each row of the first matrix]]]   since the check before
 """
 
 from __future__ import annotations
@@ -15,16 +17,17 @@ import os
 import random
 import sys
 import weakref
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from itertools import islice
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from moediag.recorder.core import ByObject
-from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.context import LawContext, several_ranks
 from moediag.recorder.modules import unwrapped
-from moediag.recorder.step.numbers import Fingerprints, capturing
+from moediag.recorder.step.numbers import Fingerprints, capturing, row_fingerprints
 
 WATCHER = "laws of data"
 _MAX_FORWARDS = 8  # of one model in one step
@@ -33,6 +36,8 @@ _MAX_INSIDE = 16  # parts of a loader
 _MAX_USED = 8  # iterators of one update
 _ORDER = 200  # characters of the first indices of a pass
 _DATA = 16  # elements of a sequence that a dataset has because it has data
+_MAX_BATCHES = 512  # of which rows are kept
+_MAX_ROWS = 64  # of one, and elements of a row
 _ENDS = 4  # of its elements that are read, at the beginning and at the end
 
 
@@ -52,7 +57,7 @@ class _Pass:
         contents: List[str] = []
         self.has_data = every and _describe(loader.dataset, contents, 0)
         digest = hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
-        self.sampler = sampler
+        self.sampler, self.number = sampler, 0
         self.shuffled = ours and bool(getattr(sampler, "shuffle", False))
         self.began: Optional[int] = None  # optimizer steps when it gave its first batch
         self.known: Dict[str, Any] = {
@@ -81,12 +86,15 @@ class ModelInputs:
         self._latest: Optional[_Pass] = None  # the pass that gave the last batch
         self._updates = -1  # optimizer steps when it did
         self._used: List[Any] = []  # weak references to iterators that gave batches since then
+        self._batches: List[Tuple[str, int, int, int, Any]] = []  # since the check before
+        self._kept = self._number = 0  # batches and passes so far
         self._orders = ByObject()  # sampler -> {(epoch, seed): complete training passes}
         recorder = context.recorder
         guarded = functools.partial(functools.partial, context.guarded, WATCHER)
         context.forward.add(WATCHER, self._called, checked=True)
         context.before_backward.add(WATCHER, self._computed, checked=True)
         context.on_check.append(self._tell_loss)
+        context.on_step.append(self._tell_drawn)
         recorder.patches.replace(DataLoader, "__init__", context.around(WATCHER, self._makes))
         drawn = context.around(WATCHER, after=self._draws)
         recorder.patches.replace(_BaseDataLoaderIter, "_next_index", drawn)
@@ -113,17 +121,25 @@ class ModelInputs:
         if before >= _MAX_FORWARDS or capturing():
             return
         prints = Fingerprints()
-        _add(prints, (args, kwargs), 0)
+        given = list(_tensors((args, kwargs), 0))
+        rows = next((len(one) for one in given if one.dim()), 0)
+        prints.add_all(given)
         read = prints.read()
         if not read or None in read:
             return
         known = self._latest.known if self._latest is not None else {}
         self._context.log.event(
             "inputs", step=step, forward=before, digest="-".join(str(one) for one in read),
-            over=list(self._context.sets.averaged(root)), rows=_rows((args, kwargs), 0), **known,
+            over=list(self._context.sets.averaged(root)), rows=rows, **known,
         )  # fmt: skip
         if not before:
             self._tell_beside(step)
+
+    def _tell_drawn(self, step: int) -> None:
+        new, self._batches = self._batches, []
+        rows = [[*of, row_fingerprints(part, _MAX_ROWS)] for *of, part in new]
+        if rows:
+            self._context.log.event("drawn", step=step, batches=rows)
 
     def _tell_beside(self, step: int) -> None:
         """Iterators that ended, or do not exist any more, are those of an evaluation."""
@@ -145,10 +161,19 @@ class ModelInputs:
         self._made.set(loader, self._context.line(frame))
 
     def _began(self, loader: Any, iterator: Any) -> None:
-        self._passes.set(iterator, _Pass(loader, self._made.get(loader) or ""))
+        of = self._passes.set(iterator, _Pass(loader, self._made.get(loader) or ""))
+        self._number, of.number = self._number + 1, self._number
 
-    def _given(self, iterator: Any, frame: Any, _batch: Any) -> None:
+    def _given(self, iterator: Any, frame: Any, batch: Any) -> None:
         of, updates = self._passes.get(iterator), self._context.steps
+        if of is not None and self._kept < _MAX_BATCHES and several_ranks():
+            self._kept += 1
+            for one in islice((x for x in _tensors(batch, 0) if x.dim() > 1), 1):
+                if one.device.type == "cpu" and one.layout is torch.strided and one.numel():
+                    rows = one.detach()[:_MAX_ROWS].flatten(1)
+                    part = rows[:, :: max(1, rows.shape[1] // _MAX_ROWS)][:, :_MAX_ROWS].clone()
+                    place = of.known["made"], of.number, iterator._num_yielded, updates
+                    self._batches.append((*place, part))
         known = of is self._latest and updates == self._updates
         if not known:
             old = self._used if updates == self._updates else []
@@ -253,29 +278,16 @@ def _describe(value: Any, found: List[str], depth: int) -> bool:
     return any(data) or length >= _DATA
 
 
-def _rows(value: Any, depth: int) -> int:
-    """The rows of the first tensor in ``value``; 0 without one."""
-    if isinstance(value, torch.Tensor):
-        return len(value) if value.dim() else 0
-    inner = value.values() if isinstance(value, Mapping) else value
-    if depth >= _MAX_DEPTH or not isinstance(value, (Mapping, list, tuple)):
-        return 0
-    return next(filter(None, (_rows(one, depth + 1) for one in inner)), 0)
-
-
-def _add(prints: Fingerprints, value: Any, depth: int) -> None:
-    """Adds the tensors in ``value``, in an order that is the same on every rank."""
-    if isinstance(value, torch.Tensor):
-        if type(value) in (torch.Tensor, torch.nn.Parameter):
-            prints.add(value)
-    elif depth >= _MAX_DEPTH:
-        return
+def _tensors(value: Any, depth: int) -> Iterator[Any]:
+    """The tensors in ``value``, in an order that is the same on every rank."""
+    inner: Iterable[Any] = ()
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        yield value
     elif isinstance(value, Mapping):
-        for name in sorted(value, key=str):
-            _add(prints, value[name], depth + 1)
+        inner = (value[name] for name in sorted(value, key=str))
     elif isinstance(value, (list, tuple)):
-        for one in value:
-            _add(prints, one, depth + 1)
+        inner = value
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            _add(prints, getattr(value, field.name, None), depth + 1)
+        inner = (getattr(value, field.name, None) for field in dataclasses.fields(value))
+    for one in inner if depth < _MAX_DEPTH else ():
+        yield from _tensors(one, depth + 1)

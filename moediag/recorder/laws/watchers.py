@@ -8,7 +8,6 @@ from moediag.recorder.laws.checkpointed_inputs import CheckpointedInputs
 from moediag.recorder.laws.cleared_gradients import ClearedGradients
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.declared_equal import DeclaredEqual
-from moediag.recorder.laws.drawn_samples import DrawnSamples
 from moediag.recorder.laws.hand_reduction import HandReduction
 from moediag.recorder.laws.loading import Loading
 from moediag.recorder.laws.loss_scale import LossScale
@@ -18,7 +17,6 @@ from moediag.recorder.laws.model_modes import ModelModes
 from moediag.recorder.laws.model_structure import ModelStructure
 from moediag.recorder.laws.model_values import ModelValues
 from moediag.recorder.laws.optimizer_checks import OptimizerChecks
-from moediag.recorder.laws.own_statistics import OwnStatistics
 from moediag.recorder.laws.schedulers import Schedulers
 from moediag.recorder.laws.shared_values import SharedValues
 from moediag.recorder.laws.whole_models import WholeModels
@@ -40,7 +38,6 @@ def record(recorder: Recorder, folder: str) -> None:
     returned_weights.install(context)
     for watcher in (
         ClearedGradients, DeclaredEqual, Loading, ModelInputs, Wrapping, Schedulers,
-        ModelStructure, LossWeights, HandReduction, SharedValues, CheckpointedInputs, OwnStatistics,
-        DrawnSamples,
+        ModelStructure, LossWeights, HandReduction, SharedValues, CheckpointedInputs,
     ):  # fmt: skip
         watcher(context)

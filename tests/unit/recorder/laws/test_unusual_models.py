@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler  # noqa: E402
 
 from moediag.diagnosis import diagnose  # noqa: E402
-from moediag.recorder.laws import drawn_samples, model_values, own_statistics  # noqa: E402
+from moediag.recorder.laws import model_inputs, model_values  # noqa: E402
 from moediag.recorder.laws.replica_sets import ReplicaSets  # noqa: E402
 from moediag.result import Diagnosis  # noqa: E402
 from tests.unit.law_evidence import job  # noqa: E402
@@ -65,7 +65,7 @@ def test_samples_that_a_loader_gave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
 ) -> None:
     """A row has one fingerprint, in whatever batch it is; labels alone tell nothing."""
-    monkeypatch.setattr(drawn_samples, "several_ranks", lambda: True)
+    monkeypatch.setattr(model_inputs, "several_ranks", lambda: True)
     samples = torch.arange(torch.Size(shape).numel()).float().reshape(shape)
     net = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -75,9 +75,9 @@ def test_samples_that_a_loader_gave(
             optimizer.step()
     rows = [row for event in laws(tmp_path).others.get("drawn", ()) for row in event["batches"]]
     assert [row[1:4] for row in rows] == (
-        [[1, 1, 0], [1, 2, 1], [1, 3, 2], [2, 1, 3], [2, 2, 4], [2, 3, 5]] if shape[1:] else []
+        [[0, 1, 0], [0, 2, 1], [0, 3, 2], [1, 1, 3], [1, 2, 4], [1, 3, 5]] if shape[1:] else []
     )
-    one, two = ([of for row in rows if row[1] == n for of in row[4]] for n in (1, 2))
+    one, two = ([of for row in rows if row[1] == n for of in row[4]] for n in (0, 1))
     assert one == two[::-1] and len(set(one)) == len(one)
 
 
@@ -103,7 +103,7 @@ class Scaled(nn.Module):
 def test_buffers_of_modules_that_change_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: nn.Module, names: list[str]
 ) -> None:
-    monkeypatch.setattr(own_statistics, "several_ranks", lambda: True)
+    monkeypatch.setattr(model_values, "several_ranks", lambda: True)
     for name, buffer in part.named_buffers():
         part.register_buffer(name, buffer)  # as if it were made while recording
     net = nn.Linear(4, 1)

@@ -132,7 +132,7 @@ class Recorder:
         # Of data loaders: a pass begins (loader, iterator); an iterator gave a batch or ended (with
         # the frame that asked for it).
         self.on_pass: List[Callable[[Any, Any], None]] = []
-        self.on_batch: List[Callable[[Any, Any], None]] = []
+        self.on_batch: List[Callable[[Any, Any, Any], None]] = []
         self.on_pass_end: List[Callable[[Any, Any], None]] = []
         # Called with each call and its group, before it is issued.
         self.on_call: List[Callable[[Call, GroupInfo], None]] = []

@@ -35,7 +35,7 @@ def install(recorder: Recorder) -> None:
             except StopIteration:
                 _tell(recorder, recorder.on_pass_end, iterator, sys._getframe(1))
                 raise
-            _tell(recorder, recorder.on_batch, iterator, sys._getframe(1))
+            _tell(recorder, recorder.on_batch, iterator, sys._getframe(1), batch)
             return batch
 
         return __next__
@@ -70,7 +70,7 @@ class Batches:
         self._recorder.on_end.append(self._tell)
         self._recorder.on_error.append(self._tell_last)
 
-    def _given(self, iterator: Any, frame: Any) -> None:
+    def _given(self, iterator: Any, frame: Any, _batch: Any) -> None:
         self._recorder.heartbeat.turn()
         latest = self._latest
         if latest is None or latest() is not iterator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
@@ -106,37 +106,6 @@ def divisors_apart(facts: Facts) -> Findings:
 
 def _divisors(units: Iterable[Any]) -> list[tuple[str, float, bool]]:
     return [(plain_name(name), float(by), bool(chosen)) for name, by, chosen in units]
-
-
-@law(suspects=True)
-def parameters_averaged(facts: Facts) -> Findings:
-    """Ranks update with gradients and moments of their own, and something makes their parameters
-    equal again before each next update."""
-    steps: dict[str, list[bool]] = defaultdict(list)
-    for (key, _), by_rank in facts.of(checks_of).items():
-        rows = list(by_rank.values())
-        plain = all(piece.how == PLAIN for one in rows for piece in one.pieces)
-        one = len(rows) == facts.evidence.world_size > 1 and plain
-        same = one and len({row.params for row in rows}) == 1
-        own = same and any(
-            _apart(grads) for grads in zip(*(row.grads for row in rows), strict=False)
-        )
-        kinds = [name for name in rows[0].state if name.strip() != "step"]
-        state = [[row.state.get(name, ()) for row in rows] for name in kinds]
-        moments = all(len({*of}) == len(rows) for of in state)
-        steps[key].append(own and moments and (bool(state) or not rows[0].count))
-    if any(len(of) > _ENOUGH and all(of) for of in steps.values()):
-        yield Suspicious(
-            "Before each checked update all ranks had the same parameters, different gradients and "
-            "different moments of the optimizer, and nothing adds up the gradients: something "
-            "averages or sends the parameters after each update instead. The moments of each rank "
-            "follow its own samples only. Average the gradients between backward and update."
-        )
-
-
-def _apart(gradients: Sequence[str | None]) -> bool:
-    """Whether each rank has a gradient of its own."""
-    return trains(gradients) and len({*gradients}) == len(gradients)
 
 
 @law(suspects=True)

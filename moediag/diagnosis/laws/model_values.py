@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import dropwhile
+from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
+from moediag.diagnosis.laws.model_inputs import averaging
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_breaches import law_facts
+from moediag.diagnosis.numbers.reduced_gradients import Sketch, sketch
 from moediag.evidence.law_model import ModelState
 from moediag.evidence.model import Evidence
+from moediag.protocol.names import plain_name
 from moediag.result import Verdict
 from moediag.result.wording import agreeing, counted, few_on_each, listed, plural, ranks
 
 _ENOUGH = 3  # checked steps
+_APART = 1e-3  # of the norm of statistics, by which their last digits never differ
 
 
 @law(Verdict.WRONG_WEIGHTS)
@@ -116,7 +121,17 @@ def parameters_replaced(facts: Facts) -> Findings:
 @law(suspects=True)
 def buffers_apart(facts: Facts) -> Findings:
     """Buffers or frozen parameters differ between ranks that average their gradients, and they
-    never changed, or changed on some of these ranks only."""
+    never changed, or changed on some of these ranks only; or statistics that follow each rank's own
+    samples: of normalizers, of codebooks, or of a router's load."""
+    if names := facts.of(_own_statistics):
+        yield Suspicious(
+            f"{counted(names, 'buffer')} {agreeing('follows', names)} each rank's own samples and "
+            f"{agreeing('differs', names)} between ranks that average their gradients, so these "
+            "compute with different models. Add up over the ranks what such statistics are made "
+            "of, or send them from one rank to all.",
+            names,
+        )
+        return
     rows: dict[tuple[tuple[int, ...], str], dict[int, list[str | None]]] = defaultdict(dict)
     for rank, states in facts.of(_states).items():
         for state in states:
@@ -149,6 +164,36 @@ def buffers_apart(facts: Facts) -> Findings:
             tuple(names),
         )
         return
+
+
+def _own_statistics(evidence: Evidence) -> tuple[str, ...]:
+    """Buffers with statistics that changed on a rank and differ in the last checked steps between
+    ranks that average gradients, and that the program sends nowhere."""
+    laws, found = recorded(evidence), dict[str, None]()
+    sent = {
+        call.numel_in
+        for seen in evidence.ranks.values()
+        for call in seen.collectives
+        if call.step > 1 and call.numel_in > 1 and "float" in call.dtype and not call.parameters
+    }  # some are made equal from time to time
+    for over in sorted(averaging(evidence)):
+        rows = {rank: laws[rank].of("statistics", _values) for rank in over if rank in laws}
+        steps = [*agreement.together(rows).values()] if len(rows) == len(over) > 1 else []
+        every = [set(of) for step in steps for of in step.values()]
+        names = sorted(set.intersection(*every)) if len(steps) >= _ENOUGH else []
+        sizes = [n for _, n in (steps[0][over[0]][name] for name in names)]
+        for name in names if sent.isdisjoint((*sizes, sum(sizes))) else ():
+            values = [[of[name][0] for of in step.values()] for step in steps]
+            changed = any(len({*row}) > 1 for row in zip(*values, strict=True))
+            if changed and all(agreement.far(row) > _APART for row in values[-_ENOUGH:]):
+                found[name] = None
+    return tuple(found)
+
+
+def _values(event: Mapping[str, Any]) -> tuple[int, dict[str, tuple[Sketch, int]]]:
+    """The step, and by name the sketch of a buffer and its elements."""
+    rows = event["values"].items()
+    return int(event["step"]), {plain_name(n): (sketch(of), int(many)) for n, (of, many) in rows}
 
 
 @law(suspects=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
@@ -18,6 +19,9 @@ from moediag.result.wording import at_line, few_on_each, ranks
 
 _ENOUGH = 2  # steps
 _LAST = 3  # compared steps
+_FEW = 8  # ranks
+_SAME = 8  # samples that two ranks drew
+_PART = 0.1  # of the samples of a rank, more than what fills the last batch
 
 
 @law(suspects=True)
@@ -25,7 +29,7 @@ def samplers_apart(facts: Facts) -> Findings:
     """The samplers of ranks that average their gradients do not divide one order of the samples:
     they have different seeds or epochs, all ask for the same part, each draws all samples, one is
     of another dataset, they are divided twice, or each divides the samples of one loader and not
-    those of another."""
+    those of another. Or in one pass ranks drew the same samples in different batches."""
     for over, steps in facts.of(_steps).items():
         twice = [s for s, of in steps.items() if min(x.divided for x in of.values()) > len(over)]
         if len(twice) >= _ENOUGH:
@@ -80,6 +84,16 @@ def samplers_apart(facts: Facts) -> Findings:
                 f"and its loader has another one of {one.given}: it draws the wrong samples."
             )
             return
+    if of := facts.of(_drawn_again):
+        line, who, same, every = of
+        yield Suspicious(
+            f"In one pass over the loader{at_line(line)} {ranks(who)}, which average their "
+            f"gradients, drew {same} of the same samples (of {every} that are known of each rank), "
+            "in different batches, and no rank drew a sample twice: they do not divide one order "
+            "of the samples. Shuffle with the same seed and epoch on every rank before each takes "
+            "its part, and let the parts not overlap."
+        )
+        return
     yield from _divided_in_part(facts)
 
 
@@ -206,6 +220,41 @@ def _beside(event: Mapping[str, Any]) -> tuple[int, tuple[str, str]]:
     at = f" of the loader{at_line(str(event['made']))}, {int(event['given'])} samples"
     of = f" (loader{at_line(str(event['divided']))})" if event["divided"] else ""
     return int(event["step"]), (f"{event['sampler']}{at}", of)
+
+
+def _drawn_again(evidence: Evidence) -> tuple[str, tuple[int, int], int, int] | None:
+    """The line that made a loader of training, two ranks of those that average their gradients, how
+    many samples both drew in one pass in batches that do not follow each other, and of how many."""
+    found = {rank: _passes(own) for rank, own in recorded(evidence).items()}
+    for over in sorted(averaging(evidence)):
+        for key in dict.fromkeys(key for rank in over for key in found.get(rank, {})):
+            drawn = [found[rank][key] for rank in over if key in found.get(rank, {})]
+            if len(drawn) < len(over) or not all(drawn):
+                continue
+            for one, other in combinations(over[:_FEW], 2):
+                mine, its = found[one][key], found[other][key]
+                same = sum(abs(mine[row] - its[row]) > 1 for row in mine.keys() & its.keys())
+                every = min(len(mine), len(its))
+                if same >= _SAME and same >= _PART * every:
+                    return key[0], (one, other), same, every
+    return None
+
+
+def _passes(own: RankLaws) -> dict[tuple[str, int], dict[str, int]]:
+    """The batch of each sample, by the line that made the loader and its passes with several
+    updates; empty where a sample came twice, as if samples were drawn at random each time."""
+    passes: dict[tuple[str, int], list[tuple[int, int, str]]] = defaultdict(list)
+    for (batches,) in own.rows("drawn", batches=list):
+        for made, number, batch, updates, rows in batches:
+            passes[made, number] += [(updates, batch, row) for row in rows]
+    found: dict[tuple[str, int], dict[str, int]] = {}
+    numbers = Counter[str]()
+    for (made, _), rows in sorted(passes.items()):
+        if len({updates for updates, _, _ in rows}) > _ENOUGH:
+            numbers[made] += 1
+            known = {row: batch for _, batch, row in rows}
+            found[made, numbers[made]] = known if len(known) == len(rows) else {}
+    return found
 
 
 def _foreign(one: ModelInputs) -> bool:

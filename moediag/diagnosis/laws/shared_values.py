@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.large_calls import averaged
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
+from moediag.diagnosis.laws.mean_losses import clip_factors
 from moediag.diagnosis.numbers import agreement
+from moediag.diagnosis.numbers.reduced_gradients import is_multiple, own_gradients
+from moediag.evidence.law_model import PLAIN
 from moediag.evidence.model import Evidence
 from moediag.protocol import build
 from moediag.protocol.tolerance import LARGE
@@ -16,6 +21,8 @@ from moediag.records import dataclass
 from moediag.result.wording import agreeing, at_line, few, listed, ranks
 
 _ENOUGH = 2  # steps
+_SAME = 1e-4  # of the norm, by which rounding may tell gradients apart
+_NEAR = 0.02  # of factors
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,8 @@ class Shared:
     """That its backward made."""
     gradient: tuple[float, float] | None = None
     """Sketch of what its backward got."""
+    made: tuple[float, float] | None = None
+    """That of what it returned."""
     bias: str = ""
     matrix: str = ""
     """The parameters of the linear layer that made the value, or ""."""
@@ -105,6 +114,70 @@ def _called_apart(facts: Facts, who: Sequence[int]) -> bool:
         for one in facts.of(recorded)[rank].inputs:
             steps[one.step] += [one.digest] if not one.forward else []
     return bool(steps) and all(len(set(of)) == len(of) == len(who) for of in steps.values())
+
+
+@law(suspects=True)
+def shared_gradients_repeated(facts: Facts) -> Findings:
+    """The backward of a program's own function, or of torch's, adds up gradients over ranks that
+    hold parts of one model, where all of these have the same gradient already."""
+    steps: dict[tuple[str, str], list[tuple[int, Shared]]] = defaultdict(list)
+    for step, rows in facts.of(_rows):
+        if _repeated(rows) and not _divided(facts, step, rows[0].ranks):
+            steps[rows[0].function, rows[0].line].append((step, rows[0]))
+    for found in steps.values():
+        _, one = found[0]
+        number, common = len(one.ranks), sorted({step for step, _ in found})
+        # The gradient of a mean of outputs is the same for all samples.
+        if len(common) >= _ENOUGH and len({row.gradient for _, row in found}) >= _ENOUGH:
+            yield Suspicious(
+                f"{one.place} calls {one.op} in its forward, and its backward adds up the "
+                f"gradients of {ranks(one.ranks)}. In steps {few(common)} these were equal "
+                "already, as the ranks compute the same loss: everything before it gets "
+                f"{number} times its gradient, and nothing divides it. Where each rank has the "
+                "whole gradient, return it as it is (of a gather: the rank's own part)."
+            )
+            return
+
+
+def _repeated(rows: Sequence[Shared]) -> bool:
+    """Whether the backwards of all ranks got the same gradient, and returned it as often as there
+    are ranks; each its part of what was gathered."""
+    norms = [one.gradient[1] for one in rows if one.gradient]
+    made = [one.made[1] for one in rows if one.made]
+    if not all(one.calls for one in rows) or not len(norms) == len(made) == len(rows):
+        return False
+    whole = made[0] if rows[0].op == "all_reduce" else math.hypot(*made)
+    same = agreement.far([one.gradient for one in rows if one.gradient]) <= _SAME
+    return same and norms[0] > 0 and abs(whole / (len(rows) * norms[0]) - 1) <= _NEAR
+
+
+def _divided(facts: Facts, step: int, who: Sequence[int]) -> bool:
+    """Whether something may divide the gradients of these ranks: a wrapper, the loss, or the
+    program after the backward, unless all that it changes are sums of them as they are."""
+    own = facts.of(recorded)
+    wrapped = {one.over for rank in who for one in own[rank].inputs}
+    pieces = {piece.ranks for rank in who for piece in own[rank].pieces if piece.how != PLAIN}
+    if any(len({*who}.intersection(over)) > 1 for over in wrapped | pieces):
+        return True
+    losses = (of for rank in who for at, of in own[rank].of("losses", _weights) if at == step)
+    if any(abs(weight * len(who) - 1) <= _NEAR for of in losses for weight in of):
+        return True
+    ranks, clip = facts.of(own_gradients).get(step, {}), facts.of(clip_factors).get(step, 1.0)
+    sums = False
+    for name, used in ranks[who[0]].used.items() if ranks else ():
+        made = [one.made[name] for one in ranks.values() if name in one.made]
+        kept = math.isclose(ranks[who[0]].made[name][1] * clip, used[1], rel_tol=_NEAR)
+        added = len(made) == len(ranks) and is_multiple(made, used, clip)
+        if not kept and not added:
+            return True
+        sums = sums or not kept
+    return not sums and facts.of(averaged)
+
+
+def _weights(event: Mapping[str, Any]) -> tuple[int, list[float]]:
+    """The step, and the weights of means in the loss, and of all tokens of each cross entropy."""
+    every = [(of["means"], [one[3] for one in of["of"]]) for of in event["backwards"]]
+    return int(event["step"]), [float(one) for of in every for each in of for one in each]
 
 
 @law(suspects=True)

@@ -5,6 +5,8 @@ loss        step loss(of the first backward)
 repeated    step line made workers   of a stream of which all workers give the same batches
 beside      step sampler given made[the line that made a loader which divides nothing] divided[that
             of one whose samples are divided, of the same update]
+drawn       step batches[[made(the loader) pass(counts those of the rank) batch updates(so far)
+            [fingerprint of a part of each row of the first matrix]]]   since the check before
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import random
 import sys
 import weakref
+from itertools import islice
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
@@ -23,9 +26,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from moediag.recorder.core import ByObject
-from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.context import LawContext, several_ranks
 from moediag.recorder.modules import unwrapped
-from moediag.recorder.step.numbers import Fingerprints, capturing
+from moediag.recorder.step.numbers import Fingerprints, capturing, row_fingerprints
 
 WATCHER = "laws of data"
 _MAX_FORWARDS = 8  # of one model in one step
@@ -34,6 +37,8 @@ _MAX_INSIDE = 16  # parts of a loader
 _MAX_USED = 8  # iterators of one update
 _ORDER = 200  # characters of the first indices of a pass
 _DATA = 16  # elements of a sequence that a dataset has because it has data
+_MAX_BATCHES = 512  # of which rows are kept
+_MAX_ROWS = 64  # of one, and elements of a row
 _ENDS = 4  # of its elements that are read, at the beginning and at the end
 
 
@@ -53,7 +58,7 @@ class _Pass:
         contents: List[str] = []
         self.has_data = every and _describe(loader.dataset, contents, 0)
         digest = hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
-        self.sampler = sampler
+        self.sampler, self.number = sampler, 0
         self.shuffled = ours and bool(getattr(sampler, "shuffle", False))
         self.batches: List[Any] = []  # fingerprints of the first ones of the workers of a stream
         self.began: Optional[int] = None  # optimizer steps when it gave its first batch
@@ -83,12 +88,15 @@ class ModelInputs:
         self._latest: Optional[_Pass] = None  # the pass that gave the last batch
         self._updates = -1  # optimizer steps when it did
         self._used: List[Any] = []  # weak references to iterators that gave batches since then
+        self._batches: List[Tuple[str, int, int, int, Any]] = []  # since the check before
+        self._kept = self._number = 0  # batches and passes so far
         self._orders = ByObject()  # sampler -> {(epoch, seed): complete training passes}
         recorder = context.recorder
         guarded = functools.partial(functools.partial, context.guarded, WATCHER)
         context.forward.add(WATCHER, self._called, checked=True)
         context.before_backward.add(WATCHER, self._computed, checked=True)
         context.on_check.append(self._tell_loss)
+        context.on_step.append(self._tell_drawn)
         recorder.patches.replace(DataLoader, "__init__", context.around(WATCHER, self._makes))
         drawn = context.around(WATCHER, after=self._draws)
         recorder.patches.replace(_BaseDataLoaderIter, "_next_index", drawn)
@@ -134,6 +142,12 @@ class ModelInputs:
         if not before:
             self._tell_beside(step)
 
+    def _tell_drawn(self, step: int) -> None:
+        new, self._batches = self._batches, []
+        rows = [[*of, row_fingerprints(part, _MAX_ROWS)] for *of, part in new]
+        if rows:
+            self._context.log.event("drawn", step=step, batches=rows)
+
     def _tell_beside(self, step: int) -> None:
         """Iterators that ended, or do not exist any more, are those of an evaluation."""
         passes = [self._passes.get(one()) for one in self._used if one() is not None]
@@ -170,10 +184,19 @@ class ModelInputs:
         self._made.set(loader, self._context.line(frame))
 
     def _began(self, loader: Any, iterator: Any) -> None:
-        self._passes.set(iterator, _Pass(loader, self._made.get(loader) or ""))
+        of = self._passes.set(iterator, _Pass(loader, self._made.get(loader) or ""))
+        self._number, of.number = self._number + 1, self._number
 
-    def _given(self, iterator: Any, frame: Any) -> None:
+    def _given(self, iterator: Any, frame: Any, batch: Any) -> None:
         of, updates = self._passes.get(iterator), self._context.steps
+        if of is not None and self._kept < _MAX_BATCHES and several_ranks():
+            self._kept += 1
+            for one in islice((x for x in _tensors(batch) if x.dim() > 1), 1):
+                if one.device.type == "cpu" and one.layout is torch.strided and one.numel():
+                    rows = one.detach()[:_MAX_ROWS].flatten(1)
+                    part = rows[:, :: max(1, rows.shape[1] // _MAX_ROWS)][:, :_MAX_ROWS].clone()
+                    place = of.known["made"], of.number, iterator._num_yielded, updates
+                    self._batches.append((*place, part))
         known = of is self._latest and updates == self._updates
         if not known:
             old = self._used if updates == self._updates else []

@@ -1,8 +1,15 @@
 """Records, at checked steps, what no optimizer changes: buffers, parameters that no optimizer has,
-frozen routers and models, and how often averages of a model were updated."""
+frozen routers and models, and how often averages of a model were updated.
+
+statistics  step values{name: [sketch, elements]}   of buffers that follow samples and take part in
+            training: those of modules without parameters that return a tensor like their input, as
+            normalizers do; what a codebook counts; biases by which a router chooses
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from itertools import islice
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
@@ -10,9 +17,10 @@ import torch
 
 from moediag.protocol.names import is_router, plain_name
 from moediag.recorder.core import ByObject
-from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.context import LawContext, several_ranks
 from moediag.recorder.laws.model_parts import ModelParts
 from moediag.recorder.laws.replica_sets import is_engine
+from moediag.recorder.modules import Hook
 from moediag.recorder.routing import expert_counts
 from moediag.recorder.step.numbers import Fingerprints, capturing
 from moediag.recorder.step.pieces import local
@@ -23,6 +31,7 @@ _MOST_ELEMENTS = 1 << 22  # of a buffer, or of a frozen matrix
 _MOST_NAMES = 200  # of parameters that no optimizer has
 _SAMPLE = 1 << 16  # elements of a frozen parameter
 _MOST_FROZEN = 16  # matrices of a model that does not train
+_STATISTICS = re.compile(r"cluster_size|(expert|correction|router|routing|gate)_bias$")
 _GROUPS = ("bit16_groups", "fp16_groups", "bf16_groups")  # of DeepSpeed's optimizers
 
 
@@ -34,6 +43,11 @@ class ModelValues:
         self._context = context
         self._averages = ByObject()  # averaged models
         self._late: List[int] = []  # the step that is read after its update
+        self._owners = ByObject()  # module that registers a buffer -> its class and a number
+        self._kinds: Counter[str] = Counter()  # such modules of each class
+        self._changed = ByObject()  # those that were hooked -> elements of a sample that it changes
+        registering = context.around(WATCHER, self._registers)
+        context.recorder.patches.replace(torch.nn.Module, "register_buffer", registering)
         averaging = self._context.around(WATCHER, after=self._averaging)
         context.on_step.append(self._due)
         context.after_step.add(WATCHER, self._updated, pending=self._late)
@@ -41,6 +55,43 @@ class ModelValues:
 
     def _averaging(self, _frame: Any, _result: Any, average: Any, /, *_: Any, **__: Any) -> None:
         self._averages.set(average, True)
+
+    def _registers(self, module: Any, _frame: Any) -> None:
+        kind = type(module).__name__
+        norm = type(module).__module__.startswith("torch.") or "batchnorm" in kind.lower()
+        if not norm and self._owners.get(module) is None:
+            self._kinds[kind] += 1
+            self._owners.set(module, f"{kind} {self._kinds[kind]}")
+
+    def _ran(self, _recorder: Any, module: Any, args: Any, result: Any) -> None:
+        given = args[0] if args else None
+        both = isinstance(given, torch.Tensor) and isinstance(result, torch.Tensor)
+        if both and given.shape == result.shape and result.dim() > 1 and len(result):
+            floats = given.is_floating_point() and result.is_floating_point()
+            self._changed.set(module, floats * result[0].numel())
+
+    def _tell_statistics(self, step: int, models: List[ModelParts]) -> None:
+        sent, prints, found = self._context.sets.sent_buffers(), Fingerprints(), []
+        # Dynamo traces the hooks of modules that it compiles.
+        compiled = {id(one) for model in models if model.compiled for one in model.modules}
+        for module in self._owners.owners():
+            new = self._changed.get(module) is None and id(module) not in compiled
+            if new and next(module.parameters(), None) is None:
+                self._changed.set(module, 0)
+                handle = module.register_forward_hook(Hook(self._ran))
+                self._context.recorder.on_uninstall.append(handle.remove)
+            place = self._context.recorder.module_names.get(module)
+            place = self._owners.get(module) if place is None else place
+            named = any(map(_STATISTICS.search, module._buffers))
+            most = _SAMPLE if named else self._changed.get(module) or 0
+            for name, buffer in module._buffers.items() if id(module) not in sent else ():
+                if type(buffer) is torch.Tensor and 0 < buffer.numel() <= most:
+                    prints.add_sketch(len(found), buffer)
+                    found.append((f"{place}.{name}".lstrip("."), buffer.numel()))
+        read = prints.sketches()
+        values = {name: [read[at], n] for at, (name, n) in enumerate(found) if at in read}
+        if values:
+            self._context.log.event("statistics", step=step, values=values)
 
     def _due(self, step: int) -> None:
         if self._context.closure:
@@ -56,6 +107,8 @@ class ModelValues:
 
     def _write(self, step: int) -> None:
         prints, owned, models = Fingerprints(), self._context.owned(), self._context.models()
+        if several_ranks():
+            self._tell_statistics(step, models)
         described = [self._model(model, prints) for model in models]
         ids = set(map(id, owned))
         known, left = self._context.names.of(owned), _left(models, ids)

@@ -9,7 +9,7 @@ nobody else, as far as is known.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import torch.distributed as dist
 
@@ -127,6 +127,11 @@ class ReplicaSets:
         over = {self.data_parallel(model) for model in trained}
         # The pieces of DistributedDataParallel show what it reduces.
         return [] if len(over) != 1 or divided or self._known.owners() else list(over.pop())
+
+    def sent_buffers(self) -> Set[int]:
+        """The ids of the modules whose buffers a wrapper sends from its first rank."""
+        sends = (one for one in self._known.owners() if one.broadcast_buffers)
+        return {id(module) for ddp in sends for module in self._parts(ddp.module).modules}
 
     def joins(self) -> bool:
         """Whether a rank without samples may answer the calls of others (``Join``)."""

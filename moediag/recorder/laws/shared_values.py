@@ -2,7 +2,8 @@
 gathers values over ranks: all of them get the same result.
 
 shared      step rows[{function(class) line op ranks[] calls(that the backward makes)
-            gradient(sketch of what the backward gets) bias matrix(of the layer before)}]
+            gradient(sketch of what the backward gets) made(that of what it returns) bias matrix(of
+            the layer before)}]
 gathered    step rows[{line, shape, reached(whether the backward computed its gradient)}]   of what
             was gathered with gradients between a forward and its backward, outside of a Function
 """
@@ -86,17 +87,21 @@ class SharedValues:
             if context.step != self._step:
                 self._step, self._rows, self._layers = context.step, [], []
                 self._prints = Fingerprints()
-            given = next((one for one in gradients if one is not None), None)
-            if given is None or len(self._rows) >= _MOST or row in self._rows:
+            given = [one for one in gradients if one is not None]
+            if not given or len(self._rows) >= _MOST or row in self._rows:
                 return
             row["calls"] = -context.recorder.issued
-            self._prints.add_sketch(len(self._rows), given)
+            whole = given[0] if len(given) == 1 else torch.cat([one.reshape(-1) for one in given])
+            self._prints.add_sketch(len(self._rows), whole)
             self._rows.append(row)
             self._layers.append(_layer(node))
 
-        def after(*_: Any) -> None:
+        def after(made: Any, _given: Any) -> None:
             if row["calls"] < 0:
                 row["calls"] += context.recorder.issued
+                at = next(at for at, one in enumerate(self._rows) if one is row)
+                for one in [one for one in made if one is not None][:1]:
+                    self._prints.add_sketch(~at, one)
 
         node.register_prehook(functools.partial(context.guarded, WATCHER, before))
         node.register_hook(functools.partial(context.guarded, WATCHER, after))
@@ -110,7 +115,7 @@ class SharedValues:
             return
         sketches = self._prints.sketches()
         for at, (row, layer) in enumerate(zip(rows, self._layers)):  # noqa: B905 - Python 3.9
-            row["gradient"] = sketches.get(at)
+            row["gradient"], row["made"] = sketches.get(at), sketches.get(~at)
             row["bias"], row["matrix"] = self._context.names.of(list(layer)) if layer else ("", "")
         self._context.log.event("shared", step=step, rows=rows)
 

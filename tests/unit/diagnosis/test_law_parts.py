@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.law_model import ClipNorm, ModelState, RankLaws, Shard
-from moediag.evidence.model import Evidence
+from moediag.evidence.law_model import ClipNorm, ModelInputs, ModelState, RankLaws, Shard
+from moediag.evidence.model import Collective, Evidence
 from moediag.result import Diagnosis
 from tests.unit.law_evidence import STEPS, job
 
@@ -47,6 +47,54 @@ class TestFrozen:
     def test_all_ranks_or_never(self, rows: Sequence[str]) -> None:
         of = self.found(*rows)
         assert (of.verdict, of.suspicious) == ("clean", ())
+
+
+class TestOwnStatistics:
+    def found(
+        self, mean: Any, ranks: int = 2, over: tuple[int, ...] = (0, 1), call: int = 0
+    ) -> tuple[str, ...]:
+        """``mean``: the sum and the norm of a buffer of four, of rank and step."""
+
+        def add(rank: int) -> RankLaws:
+            rows = [{"step": s, "values": {"Norm 1.mean": [mean(rank, s), 4]}} for s in STEPS]
+            inputs = tuple(ModelInputs(s, 0, f"{s} {rank}", over) for s in STEPS)
+            return RankLaws(inputs=inputs, others={"statistics": tuple(rows)})
+
+        evidence = job(ranks)
+        one = Collective(3, "world", 3, "all_reduce", call, call, "float32", step=4)
+        every = {
+            rank: replace(
+                seen, collectives=(*seen.collectives, *([one] if call else [])),
+                laws=replace(add(rank), checks=seen.laws.checks if seen.laws else ()),
+            )
+            for rank, seen in evidence.ranks.items()
+        }  # fmt: skip
+        return diagnose(replace(evidence, ranks=every)).suspicious
+
+    def test_of_each_rank(self) -> None:
+        (text,) = self.found(lambda rank, step: [step + rank, 9.0])
+        assert "1 buffer (Norm 1.mean) follows each rank's own samples" in text
+
+    @pytest.mark.parametrize(
+        "mean",
+        [
+            lambda rank, step: [step, 9.0],
+            lambda rank, step: [rank, 9.0],
+            lambda rank, step: [step + rank * (step < 3), 9.0],
+            lambda rank, step: [step + 1e-6 * rank, 9.0],
+        ],
+        ids=["equal", "constant", "made equal later", "rounded"],
+    )
+    def test_healthy(self, mean: Any) -> None:
+        assert not self.found(mean)
+
+    def test_what_is_sent_from_time_to_time(self) -> None:
+        assert not self.found(lambda rank, step: [step + rank, 9.0], call=4)
+        assert self.found(lambda rank, step: [step + rank, 9.0], call=5)
+
+    def test_ranks_that_average_nothing_and_one_rank(self) -> None:
+        assert not self.found(lambda rank, step: [step + rank, 9.0], over=())
+        assert not self.found(lambda rank, step: [step + rank, 9.0], ranks=1)
 
 
 class TestFlattened:

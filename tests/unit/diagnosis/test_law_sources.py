@@ -3,7 +3,7 @@ are made anew, on recorded data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -351,3 +351,47 @@ def test_float16_without_a_scaler(autocast: str, scaled: bool, steps: int, found
     assert ["optimizer steps at train.py:9 main without a GradScaler" in t for t in texts] == [
         True
     ] * found
+
+
+class TestDrawn:
+    """The samples that ranks drew, four in each batch, of sixteen for each of two ranks."""
+
+    def found(
+        self, draws: Callable[[int, int], int], update: Callable[[int], int] = int, **more: Any
+    ) -> tuple[str, ...]:
+        """``draws``: the sample of rank and position. ``update``: those before a batch."""
+
+        def drawn(rank: int) -> tuple[dict[str, Any], ...]:
+            rows = [[f"{draws(rank, 4 * n + k)}" for k in range(4)] for n in range(4)]
+            batches = [["train.py:3 main", 1, n + 1, update(n), row] for n, row in enumerate(rows)]
+            return tuple({"step": s, "batches": batches} for s in STEPS[:1])
+
+        change = lambda _, one: replace(one, replicas=0, **more)  # noqa: E731
+        return sources(change=change, drawn=drawn).suspicious
+
+    def test_the_same_samples_in_other_batches(self) -> None:
+        (text,) = self.found(lambda rank, at: (at + 8 * rank) % 16)
+        assert "at train.py:3 main ranks 0, 1" in text and "drew 16 of the same samples" in text
+
+    @pytest.mark.parametrize(
+        "draws",
+        [
+            lambda rank, at: 2 * at + rank,
+            lambda rank, at: at,
+            lambda rank, at: (at + 4 * rank) % 100,
+            lambda rank, at: 2 * at + rank if at < 12 else at,
+            lambda rank, at: (at + 8 * rank) % 15,
+        ],
+        ids=["divided", "the same batch", "the next batch", "a few that fill up", "at random"],
+    )
+    def test_healthy(self, draws: Callable[[int, int], int]) -> None:
+        assert not self.found(draws)
+
+    def test_an_evaluation_and_ranks_that_average_nothing(self) -> None:
+        assert not self.found(lambda rank, at: (at + 8 * rank) % 16, lambda _: 7)
+        assert not self.found(lambda rank, at: (at + 8 * rank) % 16, over=())
+
+    def test_without_the_records_of_a_rank(self) -> None:
+        batch = ["t.py:3 f", 1, 1, 1, ["1"]]
+        evidence = with_events(job(2), drawn=lambda rank: ({"batches": [batch]},) * (1 - rank))
+        assert not diagnose(evidence).suspicious

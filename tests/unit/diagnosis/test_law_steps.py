@@ -23,7 +23,7 @@ from moediag.evidence.law_model import (
 )
 from moediag.evidence.model import Collective, Evidence
 from moediag.result import Diagnosis
-from tests.unit.law_evidence import STEPS, job, other, with_events
+from tests.unit.law_evidence import NAMES, STEPS, job, other, with_events
 
 Events = tuple[Mapping[str, Any], ...]
 
@@ -336,26 +336,6 @@ def gathering(evidence: Evidence, numel: int = 128, **more: Any) -> Evidence:
     )  # fmt: skip
     ranks = {r: replace(seen, collectives=calls) for r, seen in evidence.ranks.items()}
     return replace(evidence, ranks=ranks)
-
-
-@pytest.mark.parametrize(
-    ("grads", "moments", "found"),
-    [("own", "own", True), ("own", "same", False), ("same", "own", False), ("own", "", False)],
-)
-def test_parameters_that_are_averaged_after_each_update(
-    grads: str, moments: str, found: bool
-) -> None:
-    """An optimizer may add up gradients in its step, and then all ranks have one state."""
-
-    def change(rank: int, one: LawCheck) -> LawCheck:
-        rows = {"own": tuple(f"{value} of {rank}" for value in one.grads), "same": one.grads}
-        counted = {"step": tuple("1" for _ in one.grads)}
-        state = {"exp_avg": rows[moments], **counted} if moments and one.count else {}
-        return replace(one, grads=rows[grads], state=state)
-
-    texts = diagnose(plain(2, change)).suspicious
-    assert any("average the gradients between" in text.lower() for text in texts) == found
-    assert not any("moments of each rank" in text for text in diagnose(plain(1, change)).suspicious)
 
 
 class TestContrast:
@@ -1039,6 +1019,56 @@ class TestShared:
         assert bool(diagnose(with_events(plain(), gathered=events)).suspicious) == found
         one = with_events(plain(), gathered=lambda rank: () if rank else events)
         assert not diagnose(one).suspicious
+
+    def twice(
+        self, times: float = 2.0, of: Events | None = None, evidence: Any = None, **more: Any
+    ) -> tuple[str, ...]:
+        """All ranks get the same gradient, which changes, and return ``times`` as much."""
+        rows = of or tuple(
+            {**event, "rows": [{**event["rows"][0], "op": "all_reduce", "calls": 1,
+                                "gradient": [n, 5.0], "made": [times * n, times * 5.0]}]}
+            for n, event in enumerate(shared(0), 1)
+        )  # fmt: skip
+        return diagnose(with_events(evidence or plain(), shared=rows, **more)).suspicious
+
+    def test_equal_gradients_that_are_added_up_are_suspicious(self) -> None:
+        (text,) = self.twice()
+        assert "Gather at train.py:7 forward" in text and "gets 2 times its gradient" in text
+
+    def test_a_gather_that_adds_equal_gradients(self) -> None:
+        half = 5.0 * 2**0.5  # of each rank's own part
+        for made, found in ((half, True), (half / 2, False)):
+            of = tuple(
+                event
+                for n, step in enumerate(STEPS)
+                for event in shared(0, calls=1, gradient=[n, 5.0], made=[1.0, made])
+                if event["step"] == step
+            )
+            assert bool(self.twice(of=of)) == found
+
+    def test_a_backward_that_divides_and_a_loss_that_is_divided(self) -> None:
+        assert not self.twice(1.0)
+        assert not self.twice(losses=tuple({**e, "backwards": [
+            {"means": [0.5], "of": []}]} for e in losses(8)))  # fmt: skip
+
+    def test_gradients_of_the_mean_of_outputs(self) -> None:
+        """They are the same whatever the samples are, so each rank may have samples of its own."""
+        row = {"op": "all_reduce", "calls": 1, "gradient": [1.0, 5.0], "made": [2.0, 10.0]}
+        assert not self.twice(of=shared(0, **row))
+
+    @pytest.mark.parametrize(("used", "found"), [(1.0, True), (0.5, False), (1.5, False)])
+    def test_gradients_that_are_added_up_after_the_backward(self, used: float, found: bool) -> None:
+        """Each rank has those of its part: the sum is right, and the mean corrects the factor."""
+
+        def own(rank: int) -> Events:
+            made = [[1.0 + rank, 4.0], [3.0 - 5 * rank, 4.0]]
+            sums = [[used * 3.0, used * 6.0], [used * 1.0, used * 6.0]]
+            return tuple({"step": s, "names": NAMES, "made": made, "used": sums} for s in STEPS)
+
+        assert bool(self.twice(own_gradients=own)) == found
+
+    def test_a_wrapper_that_averages(self) -> None:
+        assert not self.twice(evidence=job(2))
 
     def bias(self, params: Callable[[int, int], tuple[str, str]], **more: Any) -> tuple[str, ...]:
         """``params``: values of matrix and bias, of rank and step."""

@@ -57,6 +57,14 @@ def test_a_plain_tensor_belongs_to_no_other_rank(sets: ReplicaSets) -> None:
     assert (found.how, found.ranks) == ("plain", ())
 
 
+@pytest.mark.parametrize("sends", [True, False])
+def test_buffers_that_a_wrapper_sends(sets: ReplicaSets, sends: bool) -> None:
+    sets.install()
+    wrapped = nn.parallel.DistributedDataParallel(nn.BatchNorm1d(2))
+    wrapped.broadcast_buffers = sends
+    assert (id(wrapped.module) in sets.sent_buffers()) is sends
+
+
 def test_a_warning_of_ddp_names_the_line_of_the_program(sets: ReplicaSets) -> None:
     sets.install()
     with warnings.catch_warnings(record=True) as found:

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler  # noqa: E402
 
 from moediag.diagnosis import diagnose  # noqa: E402
-from moediag.recorder.laws import model_values  # noqa: E402
+from moediag.recorder.laws import model_inputs, model_values  # noqa: E402
 from moediag.recorder.laws.replica_sets import ReplicaSets  # noqa: E402
 from moediag.result import Diagnosis  # noqa: E402
 from tests.unit.law_evidence import job  # noqa: E402
@@ -58,6 +58,63 @@ def test_a_teacher_that_drops_out(
     assert (
         any("which no optimizer trains" in one for one in diagnosed(tmp_path).suspicious) is found
     )
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (6, 2, 200), (6,)])
+def test_samples_that_a_loader_gave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    """A row has one fingerprint, in whatever batch it is; labels alone tell nothing."""
+    monkeypatch.setattr(model_inputs, "several_ranks", lambda: True)
+    samples = torch.arange(torch.Size(shape).numel()).float().reshape(shape)
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0]):
+        for _ in DataLoader([{"x": samples[at]} for at in order], batch_size=2):
+            net(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+    rows = [row for event in laws(tmp_path).others.get("drawn", ()) for row in event["batches"]]
+    assert [row[1:4] for row in rows] == (
+        [[0, 1, 0], [0, 2, 1], [0, 3, 2], [1, 1, 3], [1, 2, 4], [1, 3, 5]] if shape[1:] else []
+    )
+    one, two = ([of for row in rows if row[1] == n for of in row[4]] for n in (0, 1))
+    assert one == two[::-1] and len(set(one)) == len(one)
+
+
+class Scaled(nn.Module):
+    """Returns samples divided by a buffer, or one number of each."""
+
+    def __init__(self, alike: bool = True, many: int = 4) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.ones(many))
+        self.alike = alike
+
+    def forward(self, x: Any) -> Any:
+        self.largest = torch.maximum(self.largest, x.detach().reshape(-1)[: len(self.largest)])
+        return x / self.largest.max() if self.alike else x.sum(1)
+
+
+@pytest.mark.parametrize(
+    ("part", "names"),
+    [(Scaled(), ["Scaled 1.largest"]), (Scaled(False), []), (Scaled(many=8), []),
+     (nn.BatchNorm1d(4, affine=False), [])],
+    ids=["a normalizer", "a metric", "a state of the batch", "a norm of torch"],
+)  # fmt: skip
+def test_buffers_of_modules_that_change_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: nn.Module, names: list[str]
+) -> None:
+    monkeypatch.setattr(model_values, "several_ranks", lambda: True)
+    for name, buffer in part.named_buffers():
+        part.register_buffer(name, buffer)  # as if it were made while recording
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(4):
+        given = part(torch.randn(2, 4))
+        net(given.reshape(-1, 4) if given.dim() > 1 else torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    rows = laws(tmp_path).others.get("statistics", ())
+    assert sorted({name for row in rows for name in row["values"]}) == names
+    assert not names or [row["step"] for row in rows] == [2, 3]
 
 
 class Turned(nn.Module):

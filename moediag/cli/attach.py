@@ -87,8 +87,8 @@ def attach(
     --hosts A,B,C: Inspect the job on these machines, by ssh.
     --kubectl SELECTOR: Inspect all pods with these labels, by kubectl exec: app=train, or
         'app=train -n ml'.
-    --patience S: Call ranks hung that have waited for this many seconds; observe them for that long
-        where the kernel does not tell.
+    --patience S: Call ranks hung that have waited for this many seconds, or for four times that if
+        one may be slow; observe them for that long where the kernel does not tell.
     --no-locals: Do not read numbers from local variables.
     --collect FILE.tgz: Also write the evidence as one file, for `moediag diagnose FILE.tgz`
         elsewhere.

@@ -49,8 +49,8 @@ def watch(
     Options:
     --on-hang report|abort|continue|COMMAND: What to do after a hang or a death was reported: leave
         the job alone, end it, keep watching, or run COMMAND in a shell for at most 5 minutes.
-    --patience S: Report a hang after ranks waited this many seconds for an idle rank, or four times
-        as long for a rank that computes or waits for data.
+    --patience S: Report a hang after ranks waited this many seconds for one that cannot continue,
+        or four times as long for one that may be slow.
     --grace S: Give a job that is interrupted or aborted this many seconds to end before SIGKILL.
     --shared DIR: On several nodes: a folder that all nodes of the job can reach.
     --guard: Compare parameters between ranks before each FSDP2 reduction.

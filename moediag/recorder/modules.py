@@ -165,6 +165,7 @@ class Observer:
 
     def _observe(self, root: Any, args: Any) -> None:
         recorder = self._recorder
+        known = _is_hooked(root)  # as a part of a model that was seen
         recorder.models.set(root, True)
         self._roots += 1
         self._found += 1
@@ -204,18 +205,22 @@ class Observer:
         if recorder.on_forward:
             hook = Hook(_tell_forward)
             self._handles.append(root.register_forward_pre_hook(hook, with_kwargs=True))
-        # The root's own pre-hooks were added too late for the running call.
-        _enter(recorder, root, ())
+        if not known:  # the root's own pre-hooks were added too late for the running call
+            _enter(recorder, root, ())
         _tell_forward(recorder, root, args, caller.f_locals.get("kwargs") or {})
 
     def _hook(self, module: Any, fqn: str, experts: Tuple[int, ...]) -> None:
-        known = _blocks.get(id(module))
-        if known is not None and known[0]() is module:
+        if _is_hooked(module):
             return  # it is in a model that was seen before it was wrapped again
         _blocks[id(module)] = (weakref.ref(module), fqn, experts)
         # Run before and after FSDP's hooks: what they issue belongs to the module, too.
         self._handles.append(module.register_forward_pre_hook(Hook(_enter), prepend=True))
         self._handles.append(module.register_forward_hook(Hook(_leave), always_call=True))
+
+
+def _is_hooked(module: Any) -> bool:
+    known = _blocks.get(id(module))
+    return known is not None and known[0]() is module
 
 
 def unwrapped(root: Any) -> Any:

@@ -371,7 +371,8 @@ class Patience:
         if not self._away:
             return ""
         does = "; ".join(f"rank {r} {words}" for r, words in self.work.items() if r in self._away)
-        words = f"{wording.ranks(self._away)} may be slow: others have waited for {self.quiet(now):.0f} s"
+        words = f"{wording.ranks(self._away)} may be slow: others have waited for"
+        words += f" {self.quiet(now):.0f} s"
         return f"{words} ({does})" if does else words
 
     @property

@@ -10,7 +10,7 @@ import pytest
 
 from moediag.evidence.model import Stall
 from moediag.launch.capture.activity import STUCK
-from moediag.launch.capture.shown_work import work_of
+from moediag.launch.capture.shown_work import waits_for_child, work_of
 from moediag.launch.follow.patience import Activities, Patience
 from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.rank_sample import RankSample
@@ -662,3 +662,10 @@ def test_stack_shows_what_a_rank_does() -> None:
     assert work_of(stack("/home/me/train.py")) == ""
     assert work_of(b"not json") == ""
     assert work_of(b"[3]") == ""
+    assert work_of(stack("/lib/httpcore/_sync/http11.py")).startswith("transfers files")
+
+
+@pytest.mark.parametrize("file", ["subprocess.py", "multiprocessing/pool.py"])
+def test_a_stack_shows_that_a_rank_waits_for_its_children(file: str) -> None:
+    assert waits_for_child(stack(f"/lib/python3.11/{file}"))
+    assert not waits_for_child(stack("/home/me/pool.py"))

@@ -473,6 +473,15 @@ def test_a_node_that_is_awaited_is_shown(capsys: pytest.CaptureFixture[str]) -> 
     ]
 
 
+def test_a_rank_that_may_be_slow_is_shown_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not with the next line of the log, which may come after the wait."""
+    view = watch_display.View(60.0)
+    text = "rank 0 may be slow: others have waited for 30 s"
+    for seconds, awaited in ((1.0, ""), (32.0, text), (33.0, text), (40.0, ""), (70.0, text)):
+        view.progress(Progress("running", {0: "running"}, {0: 3}, seconds, awaited=awaited))
+    assert capsys.readouterr().err.splitlines()[1:] == [f"moediag: {text}"] * 2
+
+
 def test_latest_tokens_per_expert_are_summed_over_ranks(tmp_path: Path) -> None:
     for rank, counts in ((0, [4, 0]), (1, [1, 3])):
         lines = [

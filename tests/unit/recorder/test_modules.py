@@ -116,6 +116,23 @@ def test_a_forward_that_raises_leaves_nothing_open(recorder: Recorder) -> None:
     assert recorder.current_phase() == "other"
 
 
+def test_calls_of_the_model_in_a_wrapper_are_counted(recorder: Recorder) -> None:
+    """An evaluation on one rank calls it, because the wrapper may communicate."""
+
+    class DistributedDataParallel(nn.Module):  # recognised by its name
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Sequential(nn.Linear(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.module(x)  # type: ignore[no-any-return]
+
+    model = DistributedDataParallel()
+    for called, turns in ((model, 1), (model, 2), (model.module, 3), (model.module, 4)):
+        called(torch.randn(2, 4))
+        assert recorder.heartbeat.turns == turns and not recorder.thread.blocks
+
+
 def test_operations_in_a_pause_are_not_recorded(recorder: Recorder, tmp_path: Path) -> None:
     reference, model, x = Model(), Model(), torch.randn(5, 4)
     with recorder.paused():

@@ -1,6 +1,7 @@
 """Times small steps with the recorder off and on, alternating in one group: a DDP step of about
 1.7 ms, and an FSDP2 step of ten tiny layers with clipping and Adam. A DDP step of about
-5 ms is timed with the recorder, and with laws, too.
+5 ms is timed with the recorder, and with laws, too. With ``BENCH_DEVICE=cuda`` all ranks compute on
+one GPU, and NCCL has to be one that allows it.
 
 ``torchrun --nproc-per-node 2 bench/small_steps.py OUT.json ROUNDS``; rank 0 writes, by step and by
 kind, the wall time and the CPU time of a step in each round.
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from moediag.protocol import ENV_LAWS
 from moediag.recorder import install
 
+DEVICE = os.environ.get("BENCH_DEVICE", "cpu")
 STEPS = 40  # of one round: a clock of the CPU is too coarse for one step
 STEPS_OF_LAWS = 600  # of which 10 are checked
 Step = Callable[[], None]
@@ -64,19 +66,29 @@ def fsdp2() -> Step:
     return step
 
 
+def settle() -> None:
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()
+
+
 def measured(step: Step, steps: int) -> tuple[float, float]:
     """Returns the seconds of a step: of the clock, and of the CPU."""
     step()
     dist.barrier()
+    settle()
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(steps):
         step()
+    settle()
     return (time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    if DEVICE != "cpu":
+        torch.cuda.set_device(0)
+    torch.set_default_device(DEVICE)
+    dist.init_process_group("gloo" if DEVICE == "cpu" else "nccl")
     rank, world = dist.get_rank(), dist.get_world_size()
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     with tempfile.TemporaryDirectory() as folder:

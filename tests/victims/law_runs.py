@@ -3,6 +3,7 @@
     python tests/victims/law_runs.py FOLDER RANKS NAME...
 
 The ranks are forked after torch was imported; FOLDER/NAME has what ``moediag diagnose`` reads.
+With ``MOEDIAG_TEST_BACKEND=nccl`` all ranks make their tensors on one GPU.
 """
 
 from __future__ import annotations
@@ -10,23 +11,55 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-import healthy_jobs  # noqa: E402
-import law_jobs  # noqa: E402
-import model_jobs  # noqa: E402
-import premise_jobs  # noqa: E402
-
 import moediag.laws  # noqa: E402
+
+BACKEND = os.environ.get("MOEDIAG_TEST_BACKEND", "gloo")
+
+
+def victims(name: str) -> Any:
+    """Imports programs, with ``cuda`` for each device that they name if the backend is NCCL."""
+    if BACKEND == "gloo":
+        return import_module(name)
+    file = HERE / f"{name}.py"
+    module = sys.modules[name] = ModuleType(name)
+    source = file.read_text(encoding="utf-8").replace('"cpu"', '"cuda"')
+    exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+healthy_jobs, law_jobs = victims("healthy_jobs"), victims("law_jobs")
+model_jobs, premise_jobs = victims("model_jobs"), victims("premise_jobs")
+
+
+class OnGpu(TorchFunctionMode):
+    """Makes the tensors of programs that name no device on the GPU. What a generator of the CPU
+    draws, such as the order of a sampler, stays on the CPU."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = kwargs.get("device") or kwargs.get("generator")
+        if function in _device_constructors() and given is None:
+            kwargs["device"] = "cuda"
+        return function(*args, **kwargs)
 
 
 def program(name: str, rank: int) -> Callable[[], None]:
+    healthy: dict[str, Callable[[int], None]]
     healthy = healthy_jobs.PROGRAMS | premise_jobs.PROGRAMS | premise_jobs.OF_FOUR
     if name in healthy:
         return lambda: healthy[name](rank)
@@ -38,7 +71,10 @@ def program(name: str, rank: int) -> Callable[[], None]:
 def run(folder: Path, rank: int, ranks: int, names: list[str]) -> None:
     torch.set_num_threads(1)
     meet = f"file://{folder.absolute() / 'meet'}"
-    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks)
+    if BACKEND == "nccl":
+        torch.cuda.set_device(0)
+        OnGpu().__enter__()
+    dist.init_process_group(BACKEND, init_method=meet, rank=rank, world_size=ranks)
     for name in names:
         try:
             with moediag.laws.recording(str(folder / name)):

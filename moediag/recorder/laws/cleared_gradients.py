@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from itertools import islice
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import torch
@@ -72,14 +73,13 @@ class _Followed:
         self.mixed = self.mixed or self.crossed
 
     def end(self) -> Optional[bool]:
-        """Whether it was never cleared; None if nothing was added by autograd, or if the update
-        used zeros, as the first one does where the last layer begins with zeros. A shard's last
-        look may have been at the backward of another model, before the program cleared it."""
+        """Whether it was never cleared; None if nothing was added by autograd. A shard's last look
+        may have been at the backward of another model, before the program cleared it."""
         if self.handle is not None:
             self.handle.remove()
         if distributed(self.parameter) and self.parameter.grad is not self.looked:
             self.cleared = True
-        return None if not (self.accumulated and bool(self.used.any())) else not self.cleared
+        return None if not self.accumulated else not self.cleared
 
     def used_again(self) -> bool:
         """Whether the next update has the gradient of this one, to which no backward added."""
@@ -125,10 +125,14 @@ class ClearedGradients:
         parts: Dict[Any, List[_Followed]] = {}  # a program may clear one model of several
         for parameter in _sorted(optimizer):
             own = parts.setdefault(of.get(id(parameter)), [])
-            if len(own) < _SAMPLE:
+            if len(own) < _SAMPLE and _moves(parameter):
                 own.append(_Followed(parameter))
         self._updates.append(
-            _Update(weakref.ref(optimizer), list(parts.values()), self._context.step)
+            _Update(
+                weakref.ref(optimizer),
+                [some for some in parts.values() if some],
+                self._context.step,
+            )
         )
         self._waiting += [one for part in parts.values() for one in part]
 
@@ -154,7 +158,8 @@ class ClearedGradients:
 
     def _remember(self, optimizer: Any, *_: Any) -> None:
         if self._context.is_checked(1 + self._context.updates_of(optimizer)) and not capturing():
-            self._before = [(p, local(p).clone()) for p in _sorted(optimizer)[:_SAMPLE]]
+            some = islice(filter(_moves, _sorted(optimizer)), _SAMPLE)
+            self._before = [(p, local(p).clone()) for p in some]
 
     def _tell(self, update: _Update, optimizer: Any, closure: bool, frame: Any) -> None:
         for followed in update.parts:
@@ -180,6 +185,12 @@ class ClearedGradients:
 def _sorted(optimizer: Any) -> List[Any]:
     """The parameters that can be followed, the smallest first."""
     return sorted(filter(_followed, parameters_of(optimizer)), key=lambda p: local(p).numel())
+
+
+def _moves(parameter: Any) -> bool:
+    """Whether its gradient tells anything: where the last layer begins with zeros, or the parameter
+    has no influence, it is zeros in each step."""
+    return bool(local(parameter.grad).any())
 
 
 def _used(optimizer: Any) -> Optional[GradientMark]:

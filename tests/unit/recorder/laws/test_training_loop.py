@@ -301,6 +301,23 @@ def test_an_update_of_zeros_says_nothing_of_what_clears(tmp_path: Path) -> None:
     assert [(one.step, one.kept) for one in laws(tmp_path).cleared] == [(2, True), (3, True)]
 
 
+@pytest.mark.parametrize("clears", [False, True])
+def test_parameters_without_an_influence_do_not_hide_what_clears(
+    clears: bool, tmp_path: Path
+) -> None:
+    """Their gradients are zeros, and they are smaller than all that train."""
+    net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)), nn.Linear(2, 8))
+    nn.init.zeros_(net[3].weight)
+    net[3].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(4):
+        (net(torch.randn(2, 2)) - 1).square().sum().backward()
+        optimizer.step()
+        if clears:
+            optimizer.zero_grad()
+    assert [one.kept for one in laws(tmp_path).cleared] == [not clears] * 3
+
+
 class TestModes:
     def modes(self, folder: Path) -> list[tuple[int, int, bool]]:
         return [(one.step, one.model, one.training) for one in laws(folder).modes]

@@ -42,7 +42,7 @@ def attach(
     started = datetime.now(timezone.utc)
     wanted = {"patience": options.patience, "local_values": options.local_values, "slurm": slurm}
     with tempfile.TemporaryDirectory(prefix="moediag-") as place:
-        seconds = options.patience + machines.BEYOND
+        seconds = looks.BUSY * options.patience + machines.BEYOND
         answers = machines.ask(of, wanted, seconds, Path(place), progress)
         return page_of(answers, asked, out, [one.name for one in of], started)
 

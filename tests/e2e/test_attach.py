@@ -158,5 +158,6 @@ def test_a_stopped_rank(tmp_path: Path) -> None:
 def test_a_file_lock(tmp_path: Path) -> None:
     with running("locked", tmp_path, both_sleep) as job:
         code, trial = job.attach()
-    assert (code, trial["verdict"], trial["culprits"]) == (1, "hang", [1]), trial["cause"]
+    # The rank that holds the lock may be as wrong as the one that waits for it.
+    assert (code, trial["verdict"], trial["culprits"]) == (1, "hang", []), trial["cause"]
     assert "the lock of the file end.lock, which rank 0 holds" in str(trial["cause"])

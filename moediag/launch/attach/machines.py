@@ -28,7 +28,7 @@ from moediag.records import dataclass
 
 AT_ONCE = 64  # machines
 MOST_BYTES = 64 << 20  # of one machine's archive
-BEYOND = 60.0  # seconds beyond the patience until a machine counts as silent
+BEYOND = 60.0  # seconds beyond the longest look until a machine counts as silent
 _LISTING = 30.0  # seconds for squeue, kubectl get
 _TELL = 10.0  # seconds between two lines of progress
 _PERIOD = 0.05

@@ -610,6 +610,25 @@ def test_a_rank_that_spins_for_its_device_waits_for_a_computing_rank() -> None:
     assert (found[1].waiting, found[1].elsewhere) == ((0,), (1,))
 
 
+@pytest.mark.parametrize("cpu", [0.0, 1.0])  # a wait for a device sleeps or spins
+def test_a_rank_that_evaluates_alone_on_its_device_is_slow(cpu: float) -> None:
+    """Each look finds it at ``loss.item()`` while the other waits in a barrier."""
+    frames = [
+        {"name": "cudaStreamSynchronize", "filename": "lib.so"},
+        {"name": "evaluate", "filename": "train.py", "line": 7},
+    ]
+    dump = json.dumps([{"thread_name": "MainThread", "frames": frames}]).encode()
+    patience = Patience(
+        Watchdog(3.0, 100.0), 10.0, lambda ranks, _: dict.fromkeys(ranks, dump),
+        lambda ranks, _: dict.fromkeys(ranks, ""),
+    )  # fmt: skip
+    for tick in range(int(39 / TURN)):
+        t = tick * TURN
+        spins = replace(WAITS, cpu=cpu * t, runnable=cpu > 0)
+        assert not patience.observe(t, [spins, replace(IDLE, cpu=cpu * t, runnable=cpu > 0)])
+    assert patience.doubt(39.0).startswith("rank 1 may be slow")
+
+
 def test_computing_ranks_are_not_a_hang() -> None:
     assert spinning({0: "matmul", 1: "matmul"}, 200) is None
 

@@ -106,6 +106,7 @@ def _dropped(own: RankLaws) -> tuple[tuple[int, ...], int, str]:
         inputs = [one for one in own.inputs if one.step == step]
         apart = len({one.digest for one in inputs}) == len(inputs) == len(backwards) > 1
         alone = not any(one["added"] or one.get("moved", True) for one in backwards[1:])
+        alone = alone and all(one["left"] for one in backwards)  # no hook takes them away
         if apart and alone and 0 <= changed <= clips[step] and not any(i.graded for i in inputs):
             steps.append(step)
     whole = len(steps) == len(rows) and len(many) == 1 and len({c.key for c in own.checks}) == 1

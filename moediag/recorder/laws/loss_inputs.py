@@ -133,8 +133,8 @@ def _unfit(name: str, given: Any) -> Any:
     both signs. Logarithms times an advantage or a focus have one."""
     if given.dim() < 2:
         given = given[None]
-    some = given[(slice(_ROWS), slice(None), *[slice(2)] * (given.dim() - 2))]
-    rows = some.movedim(1, -1).flatten(0, -2).float()
+    places = slice(_ROWS), slice(None), *[slice(2)] * (given.dim() - 2)
+    rows = given[places].movedim(1, -1).flatten(0, -2).float()
     low, high, whole = rows.amin(1), rows.amax(1), (rows.sum(1) - 1).abs() < _NEAR
     probabilities = ((low >= 0) & whole).all() & (rows.shape[1] > 1)
     mixed = (low < 0) & (high > _NEAR)

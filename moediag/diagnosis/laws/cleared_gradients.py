@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
@@ -98,18 +100,26 @@ def _dropped(own: RankLaws) -> tuple[tuple[int, ...], int, str]:
     """The checked steps, how many micro-batches each has, if all have as many and the gradients of
     the last one only, and the line of the update. A perturbed input has a gradient, a task may move
     parameters before the next one, and gradients that are combined are written by the program."""
-    rows = own.of("losses", lambda of: (int(of["step"]), list(of["backwards"]), int(of["changed"])))
+    rows = own.of("losses", _backwards)
     clips = Counter(norm.step for norm in own.norms)
+    many = {number for _, number, *_ in rows}
     steps: list[int] = []
-    many = {len(backwards) for _, backwards, _ in rows}
-    for step, backwards, changed in rows:
+    for step, number, alone, changed in rows:
         inputs = [one for one in own.inputs if one.step == step]
-        apart = len({one.digest for one in inputs}) == len(inputs) == len(backwards) > 1
-        alone = not any(one["added"] or one.get("moved", True) for one in backwards[1:])
-        if apart and alone and 0 <= changed <= clips[step] and not any(i.graded for i in inputs):
+        apart = len({one.digest for one in inputs}) == len(inputs) == number > 1
+        if alone and apart and 0 <= changed <= clips[step] and not any(i.graded for i in inputs):
             steps.append(step)
     whole = len(steps) == len(rows) and len(many) == 1 and len({c.key for c in own.checks}) == 1
-    return tuple(steps) if whole else (), max(many, default=0), own.checks[0].line if steps else ""
+    return (tuple(steps), many.pop(), own.checks[0].line) if whole else ((), 0, "")
+
+
+def _backwards(event: Mapping[str, Any]) -> tuple[int, int, bool, int]:
+    """The step, how many backwards it has, whether each has the only gradients, which no hook takes
+    away, and how often a gradient was changed after the last one."""
+    every = event["backwards"]
+    alone = all(one["left"] for one in every)
+    alone = alone and not any(one["added"] or one["moved"] for one in every[1:])
+    return int(event["step"]), len(every), alone, int(event["changed"])
 
 
 def _each_other(evidence: Evidence) -> bool:

@@ -27,7 +27,7 @@ _SCORES = ("cross_entropy_loss", "nll_loss_nd")
 _BINARY = "binary_cross_entropy_with_logits"
 _ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _MOST = 16  # calls of one step
-_ROWS = 256  # that are read of scores
+_ROWS = 16  # samples of which scores are read: a copy of all may be too large
 _NEAR = 1e-2  # a sum of probabilities of 16 bits
 _TOKENS = 8  # targets that show that they are tokens
 _NOTHING: Dict[str, Any] = {
@@ -131,8 +131,10 @@ def _repeated(value: Any) -> bool:
 def _unfit(name: str, given: Any) -> Any:
     """Whether rows of scores are probabilities; of logarithms, also whether most have elements of
     both signs. Logarithms times an advantage or a focus have one."""
-    rows = given[:_ROWS].movedim(1, -1).flatten(0, -2)[:_ROWS] if given.dim() > 1 else given[None]
-    rows = rows.float()
+    if given.dim() < 2:
+        given = given[None]
+    places = slice(_ROWS), slice(None), *[slice(2)] * (given.dim() - 2)
+    rows = given[places].movedim(1, -1).flatten(0, -2).float()
     low, high, whole = rows.amin(1), rows.amax(1), (rows.sum(1) - 1).abs() < _NEAR
     probabilities = ((low >= 0) & whole).all() & (rows.shape[1] > 1)
     mixed = (low < 0) & (high > _NEAR)

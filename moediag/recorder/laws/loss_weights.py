@@ -8,6 +8,7 @@ losses      step line(the user's that computed the last one) changed(how often a
             direct(bool: the loss is made of cross entropies and constants alone)
             added(bool: parameters had gradients before it)
             moved(bool: a parameter has another value than in the backward before)
+            left(bool: parameters have gradients after it)
             means[the gradient of each mean of which the loss is a sum]
             rest[the loss, what no part of it is; empty if it has parts of unknown value]
             of[[targets that count, all targets, classes, sum of the tokens' weights, the smallest
@@ -153,8 +154,8 @@ class LossWeights:
             added = bool(self._backwards) and self._has_gradients()
             means: List[Any] = []
             parts = self._parts(loss)
-            about = {"direct": direct, "added": added, "moved": self._moved(), "means": means,
-                     "rest": parts}  # fmt: skip
+            about = {"direct": direct, "added": added, "moved": self._moved(), "left": False,
+                     "means": means, "rest": parts}  # fmt: skip
             self._backwards.append((about, new))
             keep = functools.partial(self._context.guarded, WATCHER, _keep, means)
             for node in _means_of(loss) if several_ranks() else ():
@@ -197,6 +198,7 @@ class LossWeights:
     def _made(self) -> None:
         for one in islice(self._parameters(), bool(self._backwards)):
             self._after = one, one.grad, one.grad._version
+            self._backwards[-1][0]["left"] = True
 
     def _write(self, step: int) -> None:
         """A closure of the optimizer may make the last backward of the update."""

@@ -1101,7 +1101,8 @@ class TestDroppedMicroBatches:
     def found(
         self, number: int = 2, digests: str = "ab", graded: bool = False, steps: int = 4, **of: Any
     ) -> tuple[str, ...]:
-        row = {"direct": False, "of": [], "means": [1.0], "added": False, "moved": False, **of}
+        row = {"direct": False, "of": [], "means": [1.0], "added": False, "moved": False,
+               "left": True, **of}  # fmt: skip
         changed = of.pop("changed", 0)
         events = [{"step": step, "changed": changed, "backwards": [row] * number} for step in STEPS]
         optimizers = of.pop("optimizers", 1)
@@ -1130,6 +1131,7 @@ class TestDroppedMicroBatches:
             {"digests": "a"},  # two losses of one forward
             {"moved": True},  # inner updates of MAML
             {"changed": -1},  # gradients that the program combines
+            {"left": False},  # hooks that add gradients to buffers
             {"optimizers": 2},  # a generator and its discriminator
             {"number": 1, "digests": "a"},
             {"steps": 2},

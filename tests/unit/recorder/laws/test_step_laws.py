@@ -476,7 +476,20 @@ class TestSeveralBackwards:
         last = [event["backwards"][1] for event in written(folder, "losses")]
         inputs = laws(folder).inputs
         assert len(inputs) == 2 * len(last) and len({one.digest for one in inputs}) == len(inputs)
+        assert all(row["left"] for row in last)
         return {(row["added"], row["moved"]) for row in last}, {one.graded for one in inputs}
+
+    def test_a_hook_that_takes_gradients_away(self, tmp_path: Path) -> None:
+        net = nn.Linear(4, 5)
+        for one in net.parameters():
+            one.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        train(
+            net,
+            lambda _: functional.cross_entropy(net(torch.ones(4, 4)), torch.arange(4)).backward(),
+        )
+        assert not any(
+            row["left"] for event in written(tmp_path, "losses") for row in event["backwards"]
+        )
 
     def test_gradients_that_are_cleared(self, tmp_path: Path) -> None:
         found = self.rows(tmp_path, lambda net, _: net.zero_grad())

@@ -84,11 +84,11 @@ def samplers_apart(facts: Facts) -> Findings:
                 f"and its loader has another one of {one.given}: it draws the wrong samples."
             )
             return
-    if of := facts.of(_drawn_again):
-        line, who, same, every = of
+    if again := facts.of(_drawn_again):
+        line, who, many, known = again
         yield Suspicious(
             f"In one pass over the loader{at_line(line)} {ranks(who)}, which average their "
-            f"gradients, drew {same} of the same samples (of {every} that are known of each rank), "
+            f"gradients, drew {many} of the same samples (of {known} that are known of each rank), "
             "in different batches, and no rank drew a sample twice: they do not divide one order "
             "of the samples. Shuffle with the same seed and epoch on every rank before each takes "
             "its part, and let the parts not overlap."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
@@ -20,6 +20,7 @@ from moediag.result.wording import at_line, few_on_each, ranks
 _ENOUGH = 2  # steps
 _LAST = 3  # compared steps
 _FEW = 8  # ranks
+_UPDATES = 4  # of all optimizers, for one batch
 _SAME = 8  # samples that two ranks drew
 _PART = 0.1  # of the samples of a rank, more than what fills the last batch
 
@@ -250,7 +251,9 @@ def _passes(own: RankLaws) -> dict[tuple[str, int], dict[str, int]]:
     found: dict[tuple[str, int], dict[str, int]] = {}
     numbers = Counter[str]()
     for (made, _), rows in sorted(passes.items()):
-        if len({updates for updates, _, _ in rows}) > _ENOUGH:
+        steps = sorted({updates for updates, _, _ in rows})
+        # A batch of an evaluation comes after many updates.
+        if len(steps) > _ENOUGH and all(b - a <= _UPDATES for a, b in pairwise(steps)):
             numbers[made] += 1
             known = {row: batch for _, batch, row in rows}
             found[made, numbers[made]] = known if len(known) == len(rows) else {}

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -225,7 +226,79 @@ def buffered(bug: str, rank: int) -> None:
     steps(wrapped, torch.optim.AdamW(wrapped.parameters()), rank)
 
 
+class Sum(torch.autograd.Function):
+    """Adds up a product of parts. All ranks compute the rest alike, so each has its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, again: bool) -> torch.Tensor:
+        ctx.again, whole = again, part.clone()
+        dist.all_reduce(whole)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        gradient = gradients[0].clone()
+        if ctx.again:
+            dist.all_reduce(gradient)  # HERE summed_again
+        return gradient, None
+
+
+class Parts(nn.Module):
+    def __init__(self, rank: int, again: bool) -> None:
+        super().__init__()
+        self.head, self.again = model()[0], again
+        torch.manual_seed(1 + rank)
+        self.part = nn.Linear(8, 8, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(Sum.apply(self.part(inputs), self.again))
+
+
+def in_parts(bug: str, rank: int) -> None:
+    net = Parts(rank, bug == "summed_again")
+    steps(net, torch.optim.SGD(net.parameters(), lr=0.1), 0)
+
+
+class Normalizer(nn.Module):
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.own = own
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        mean = inputs.mean(0)
+        if not self.own:  # HERE own_mean
+            dist.all_reduce(mean)
+        self.mean = 0.9 * self.mean + 0.1 * mean
+        return inputs - self.mean
+
+
+def normalized(bug: str, rank: int) -> None:
+    part, net = Normalizer(bug == "own_mean"), DistributedDataParallel(model())
+    steps(nn.Sequential(part, net), torch.optim.AdamW(net.parameters()), rank)
+
+
+def streamed(bug: str, rank: int) -> None:
+    """Each rank takes every second sample of an order."""
+    torch.manual_seed(0)
+    samples, order = torch.randn(96, 8), torch.Generator()
+    order.manual_seed(rank if bug == "own_orders" else 0)  # HERE own_orders
+    part = torch.randperm(96, generator=order)[rank :: dist.get_world_size()]
+    wrapped = DistributedDataParallel(model())
+    optimizer = torch.optim.AdamW(wrapped.parameters())
+    for batch in torch.utils.data.DataLoader(samples[part], batch_size=4):
+        optimizer.zero_grad()
+        wrapped(batch).square().mean().backward()
+        optimizer.step()
+
+
 PROGRAMS = {
+    "summed_again": in_parts,
+    "in_parts": in_parts,
+    "own_mean": normalized,
+    "one_mean": normalized,
+    "own_orders": streamed,
+    "one_order": streamed,
     "tp_batches": tensor_parallel,
     "tp_same_batches": tensor_parallel,
     "scaler_apart": scaled,

@@ -123,15 +123,14 @@ def buffers_apart(facts: Facts) -> Findings:
     """Buffers or frozen parameters differ between ranks that average their gradients, and they
     never changed, or changed on some of these ranks only; or statistics that follow each rank's own
     samples: of normalizers, of codebooks, or of a router's load."""
-    if names := facts.of(_own_statistics):
+    if own := facts.of(_own_statistics):
         yield Suspicious(
-            f"{counted(names, 'buffer')} {agreeing('follows', names)} each rank's own samples and "
-            f"{agreeing('differs', names)} between ranks that average their gradients, so these "
+            f"{counted(own, 'buffer')} {agreeing('follows', own)} each rank's own samples and "
+            f"{agreeing('differs', own)} between ranks that average their gradients, so these "
             "compute with different models. Add up over the ranks what such statistics are made "
             "of, or send them from one rank to all.",
-            names,
+            own,
         )
-        return
     rows: dict[tuple[tuple[int, ...], str], dict[int, list[str | None]]] = defaultdict(dict)
     for rank, states in facts.of(_states).items():
         for state in states:

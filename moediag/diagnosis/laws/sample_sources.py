@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
@@ -20,6 +20,7 @@ from moediag.result.wording import at_line, few_on_each, ranks
 _ENOUGH = 2  # steps
 _LAST = 3  # compared steps
 _FEW = 8  # ranks
+_UPDATES = 4  # of all optimizers, for one batch
 _SAME = 8  # samples that two ranks drew
 _PART = 0.1  # of the samples of a rank, more than what fills the last batch
 
@@ -84,11 +85,11 @@ def samplers_apart(facts: Facts) -> Findings:
                 f"and its loader has another one of {one.given}: it draws the wrong samples."
             )
             return
-    if of := facts.of(_drawn_again):
-        line, who, same, every = of
+    if again := facts.of(_drawn_again):
+        line, who, many, known = again
         yield Suspicious(
             f"In one pass over the loader{at_line(line)} {ranks(who)}, which average their "
-            f"gradients, drew {same} of the same samples (of {every} that are known of each rank), "
+            f"gradients, drew {many} of the same samples (of {known} that are known of each rank), "
             "in different batches, and no rank drew a sample twice: they do not divide one order "
             "of the samples. Shuffle with the same seed and epoch on every rank before each takes "
             "its part, and let the parts not overlap."
@@ -250,7 +251,9 @@ def _passes(own: RankLaws) -> dict[tuple[str, int], dict[str, int]]:
     found: dict[tuple[str, int], dict[str, int]] = {}
     numbers = Counter[str]()
     for (made, _), rows in sorted(passes.items()):
-        if len({updates for updates, _, _ in rows}) > _ENOUGH:
+        steps = sorted({updates for updates, _, _ in rows})
+        # A batch of an evaluation comes after many updates.
+        if len(steps) > _ENOUGH and all(b - a <= _UPDATES for a, b in pairwise(steps)):
             numbers[made] += 1
             known = {row: batch for _, batch, row in rows}
             found[made, numbers[made]] = known if len(known) == len(rows) else {}

@@ -64,14 +64,15 @@ class ModelValues:
             self._owners.set(module, f"{kind} {self._kinds[kind]}")
 
     def _ran(self, _recorder: Any, module: Any, args: Any, result: Any) -> None:
-        given = args[0] if args else None
+        given: Any = args[0] if args else None
         both = isinstance(given, torch.Tensor) and isinstance(result, torch.Tensor)
         if both and given.shape == result.shape and result.dim() > 1 and len(result):
             floats = given.is_floating_point() and result.is_floating_point()
             self._changed.set(module, floats * result[0].numel())
 
     def _tell_statistics(self, step: int, models: List[ModelParts]) -> None:
-        sent, prints, found = self._context.sets.sent_buffers(), Fingerprints(), []
+        sent, prints = self._context.sets.sent_buffers(), Fingerprints()
+        found: List[Tuple[str, int]] = []
         # Dynamo traces the hooks of modules that it compiles.
         compiled = {id(one) for model in models if model.compiled for one in model.modules}
         for module in self._owners.owners():

@@ -389,6 +389,7 @@ class TestDrawn:
 
     def test_an_evaluation_and_ranks_that_average_nothing(self) -> None:
         assert not self.found(lambda rank, at: (at + 8 * rank) % 16, lambda _: 7)
+        assert not self.found(lambda rank, at: (at + 8 * rank) % 16, lambda batch: 10 * batch)
         assert not self.found(lambda rank, at: (at + 8 * rank) % 16, over=())
 
     def test_without_the_records_of_a_rank(self) -> None:

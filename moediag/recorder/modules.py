@@ -21,6 +21,7 @@ from moediag.protocol.names import plain_name
 from moediag.recorder.core import Block, Recorder
 from moediag.recorder.parameter_names import parameters_of
 from moediag.recorder.routing import expert_counts, tokens_of
+from moediag.recorder.step.numbers import traced
 
 WATCHER = "modules"
 # Wrappers that only forward, with the module that they forward to; their parameter names start
@@ -38,7 +39,6 @@ _MOST_AGAIN = 8  # times that the search begins again
 # The recorder whose hooks are on modules. Hooks are module-level functions that look it up: copying
 # or pickling a model must not reach the recorder's files and locks.
 _recorder: Optional[Recorder] = None
-_is_compiling = torch.compiler.is_compiling
 _in_backward = torch._C._current_graph_task_id
 _blocks: Dict[int, Tuple[Any, str, Tuple[int, ...]]] = {}  # id -> (weak module, fqn, experts)
 
@@ -50,7 +50,7 @@ class Hook:
         self.function = function
 
     def __call__(self, *args: Any) -> None:
-        if _is_compiling():
+        if traced():
             return
         if _recorder is not None and _recorder.active:
             try:

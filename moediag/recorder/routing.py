@@ -13,6 +13,7 @@ import torch
 
 from moediag.protocol.names import is_router
 from moediag.recorder.core import Block, Recorder
+from moediag.recorder.step.numbers import traced
 from moediag.recorder.step.pieces import held
 
 WATCHER = "tokens per expert"
@@ -68,8 +69,7 @@ def _topk(recorder: Recorder) -> Callable[[Any], Any]:
     def make(original: Any) -> Any:
         def topk(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            # torch.compile traces this function and must see only the call.
-            if torch.compiler.is_compiling():
+            if traced():
                 return result
             blocks = recorder.thread.blocks
             if blocks and recorder.active:

@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_module
 
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.modules import Handles
-from moediag.recorder.step.numbers import Fingerprints, capturing
+from moediag.recorder.step.numbers import Fingerprints, capturing, traced
 
 WATCHER = "laws of recomputation"
 _MODULE = "torch.utils.checkpoint"
@@ -101,7 +101,7 @@ class CheckpointedInputs:
         hook of all modules would make it compile again."""
         context = self._context
         step = context.step
-        if torch.compiler.is_compiling() or not context.recorder.active or not context.checking:
+        if traced() or not context.recorder.active or not context.checking:
             return None
         if step != self._step:
             self._step, self._regions = step, []

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-import torch
 import torch.distributed as dist
 
 from moediag.protocol import ENV_ALLOW, ENV_LAWS, laws_file, older_laws_file
@@ -19,6 +18,7 @@ from moediag.recorder.laws.model_parts import ModelParts
 from moediag.recorder.laws.replica_sets import ReplicaSets
 from moediag.recorder.log import EventLog
 from moediag.recorder.parameter_names import ParameterNames
+from moediag.recorder.step.numbers import traced
 
 _SEGMENT_BYTES = 32 * 1024 * 1024
 _FIRST = 3  # steps that are always checked
@@ -46,7 +46,7 @@ class Moment:
 
     def __call__(self, *args: Any) -> None:
         context, recorder = self._context, self._context.recorder
-        if torch.compiler.is_compiling() or not recorder.active:
+        if traced() or not recorder.active:
             return
         faults, context.known = recorder.faults, {}
         try:
@@ -158,7 +158,7 @@ class LawContext:
         def make(original: Any) -> Any:
             @functools.wraps(original)
             def function(*args: Any, **kwargs: Any) -> Any:
-                seen = not torch.compiler.is_compiling() and (self.checking or not checked)
+                seen = not traced() and (self.checking or not checked)
                 if seen and before is not None:
                     self.guarded(watcher, before, args[0], sys._getframe(1))
                 result = original(*args, **kwargs)
@@ -200,7 +200,7 @@ class LawContext:
     def guarded(self, watcher: str, act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Calls ``act``; a failure is recorded and does not reach the job."""
         recorder = self.recorder
-        if not torch.compiler.is_compiling() and recorder.active and not recorder.broken(watcher):
+        if not traced() and recorder.active and not recorder.broken(watcher):
             try:
                 act(*args, **kwargs)
             except Exception as error:

@@ -226,6 +226,12 @@ def row_fingerprints(tensor: Any, most: int) -> List[str]:
     return [f"{value >> 32 & 0xFFFFFFFF:x}" for value in found.tolist()]
 
 
+def traced() -> bool:
+    """Whether torch.compile or torch.jit.trace records what runs: what is computed now becomes a
+    part of the user's program."""
+    return torch.compiler.is_compiling() or torch._C._is_tracing()
+
+
 def capturing() -> bool:
     """Whether this thread records a CUDA graph: copying to the host would break it."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

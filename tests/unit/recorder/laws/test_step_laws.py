@@ -121,6 +121,26 @@ def test_a_scripted_loss_is_not_seen(tmp_path: Path) -> None:
     assert written(tmp_path, "losses") == []
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("kind", [nn.BCEWithLogitsLoss, nn.MSELoss])
+def test_what_is_traced_is_not_seen(tmp_path: Path, kind: Any) -> None:
+    """torch.jit.trace writes down what is computed, as a part of the program."""
+
+    def computed(traced: Any) -> set[str]:
+        return {node.kind() for node in traced.graph.nodes()}
+
+    net, batch, pair = nn.Linear(4, 1), torch.rand(2, 4), (torch.rand(2, 1), torch.rand(2, 1))
+    before = torch.jit.trace(net, batch), torch.jit.trace(kind().forward, pair)
+
+    def step(_: int) -> None:
+        now = torch.jit.trace(net, batch), torch.jit.trace(kind().forward, pair)
+        assert [*map(computed, now)] == [*map(computed, before)]
+        now[1](net(batch), torch.ones(2, 1)).backward()
+
+    train(net, step)
+    assert written(tmp_path, "loss_inputs") == []
+
+
 def test_gradients_after_the_backward_and_before_the_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,10 +28,13 @@ def left_in_evaluation(facts: Facts) -> Findings:
     of: dict[int, dict[int, _Left | None]] = defaultdict(dict)
     last: dict[int, set[tuple[int, str]]] = defaultdict(set)
     for rank, own in facts.of(recorded).items():
-        for model in sorted({mode.model for mode in own.modes}):
+        models = sorted({mode.model for mode in own.modes})
+        # Updates after the last checked step are those of the only model.
+        until = facts.evidence.ranks[rank].last_step - 1 if len(models) == 1 else 0
+        for model in models:
             modes = [mode for mode in own.modes if mode.model == model]
             changes = [change for change in own.mode_changes if change.model == model]
-            of[model][rank] = _left(modes, changes)
+            of[model][rank] = _left(modes, changes, until)
             last[model].add((modes[-1].step, modes[-1].name))
     # All ranks that train the model went on until the same checked step, and those in evaluation
     # mode are in it since the same step.
@@ -182,13 +185,13 @@ def _since(
     return found
 
 
-def _left(modes: Sequence[Mode], changes: Sequence[ModeChange]) -> _Left | None:
+def _left(modes: Sequence[Mode], changes: Sequence[ModeChange], until: int) -> _Left | None:
     last = modes[-1]
     if last.training or not last.kinds or not changes or len(changes) >= _MOST_CHANGES:
         return None
     since = changes[-1]
     trained = any(mode.training and mode.step < since.step for mode in modes)
-    if since.training or last.step - since.step < _STEPS:
+    if since.training or max(last.step, until) - since.step < _STEPS:
         return None
     if not trained and len(changes) > 1:
         return None

@@ -126,6 +126,20 @@ class TestModes:
         of = found(self.laws(modes))
         assert (of.verdict, of.notes) == ("clean", ())
 
+    @pytest.mark.parametrize(("last", "models", "broken"), [(8, 1, 1), (7, 1, 0), (8, 2, 0)])
+    def test_updates_after_the_last_checked_step(self, last: int, models: int, broken: int) -> None:
+        """Another model may be what trains then."""
+        laws = self.laws("ttteee")
+        laws = replace(laws, modes=laws.modes + (Mode(6, 1, "Other", True, ()),) * (models - 1))
+        evidence = job(2)
+        calls = {r: (replace(s.collectives[-1], step=last),) for r, s in evidence.ranks.items()}
+        own = {
+            rank: replace(seen, collectives=calls[rank], laws=laws)
+            for rank, seen in evidence.ranks.items()
+        }
+        of = diagnose(replace(evidence, ranks=own))
+        assert ("in evaluation mode since step 4" in of.cause) == bool(broken), of.cause
+
     def test_from_the_first_step_on_it_may_be_meant(self) -> None:
         of = found(self.laws("eeeeee"))
         assert of.verdict == "clean"

@@ -85,9 +85,10 @@ class Groups:
         return dist.group.WORLD if len(dist.distributed_c10d._world.pg_map) == 1 else None
 
     def axes(self) -> FrozenSet[str]:
-        """The names of all axes of the meshes that exist."""
-        meshes = (reference() for reference in self._meshes)
-        return frozenset(axis for mesh in meshes if mesh is not None for axis, _ in _dims(mesh))
+        """The names of all axes of the meshes that exist, but for axes of one rank."""
+        meshes = (mesh for reference in self._meshes for mesh in [reference()] if mesh is not None)
+        rows = (zip(_dims(mesh), mesh.shape) for mesh in meshes)  # noqa: B905 - Python 3.9
+        return frozenset(axis for row in rows for (axis, _), size in row if size > 1)
 
     def _write(self, info: GroupInfo, group: Any) -> None:
         desc = str(getattr(group, "group_desc", "") or "")

@@ -30,7 +30,7 @@ _ADAPTER = re.compile(r"(^|\.)lora_(embedding_)?[AB](\.|$)")
 def adapters_untrained(facts: Facts) -> Findings:
     """None of the low-rank adapters that an optimizer of a watched job trains ever had a gradient,
     or both factors of all of them were zeros in the first steps, or routers had only zeros, or
-    modules run without gradients inside a forward with gradients."""
+    modules run without gradients inside a forward with gradients, or units of FSDP2 keep theirs."""
     for of in long(facts):
         gradients = _gradients(of)
         without = {n for n, seen in gradients.items() if seen == {NO_GRADIENT}}
@@ -79,12 +79,15 @@ def adapters_untrained(facts: Facts) -> Findings:
         for names, zero in ((without - dead - cut, False), (zeros - dead, True)):
             if names:
                 text = f"{_starved(of, [n for n in gradients if n in names], zero)}."
-                unsent = not zero and [one for one in lines_of(facts, "unsent") if one]
-                if unsent:
-                    yield Suspicious(
+                unsent = not (zero or facts.of(_complete_later)) and lines_of(facts, "unsent")
+                if unsent and unsent[0]:
+                    yield Broken(
                         f"{text} FSDP2 computed some of them and reduced none before the updates "
                         f"at {unsent[0]}: set_requires_gradient_sync(False) was not undone.",
-                        tuple(names),
+                        pattern="gradients unsent",
+                        next_step="Call set_requires_gradient_sync(True) for all units before the "
+                        "last backward of each update: it recurses unless recurse=False.",
+                        names=tuple(names),
                     )
                     continue
                 nothing = Suspicious(f"{text} The updates train nothing.", tuple(names))

@@ -197,6 +197,9 @@ def _scaled(factor: float, ranks: Sequence[StepLosses], gathered: bool) -> tuple
         there = f"There are {micro} micro-batches in each update, so it seems that "
         if added and own == {float(micro)}:
             return float(micro), f"{there}the loss is not divided by their number."
+        if added and own == {float(micro * len(ranks))}:
+            why = "multiplied by that of ranks, as the Trainer does if the model is to divide by "
+            return own.pop(), f"{there}the loss is not divided by their number, but {why}tokens."
         if added and own == {round(1 / micro, 2)}:
             return 1 / micro, f"{there}the loss is divided by their number once too often."
     if len(ranks) == 1:
@@ -219,8 +222,8 @@ def _scaled(factor: float, ranks: Sequence[StepLosses], gathered: bool) -> tuple
 @law(suspects=True)
 def accumulation_not_entered(facts: Facts) -> Findings:
     """accelerate or DeepSpeed divides each loss by the micro-batches that it is asked to
-    accumulate, and the program updates after each backward. Or the first update has one micro-batch
-    and all later ones have several."""
+    accumulate, and the program updates after each backward, or divides it, too. Or the first update
+    has one micro-batch and all later ones have several."""
     many = {_later_micro_batches(own) for own in facts.of(recorded).values()}
     if len(many) == 1 and (number := many.pop()):
         lines = [one.line for own in facts.of(recorded).values() for one in own.checks if one.line]
@@ -234,17 +237,20 @@ def accumulation_not_entered(facts: Facts) -> Findings:
         rows = own.of("accumulation", _not_entered)
         found = [one for one in rows if one is not None]
         if len(found) == len(rows) > _ENOUGH:
-            by, number, line = found[0]
-            how = "but the program never enters `accumulate` and updates"
+            by, number, line, twice = found[0]
+            how = "but the program never enters `accumulate` and updates after each backward"
             step = "Put each micro-batch into `with accelerator.accumulate(model):`."
             if by == "DeepSpeed":
-                how = "but an update follows"
+                how = "but an update follows after each backward"
                 step = "Call set_gradient_accumulation_boundary(True) for the last one only."
+            how += ": nothing is accumulated"
+            if twice:
+                how = f"and the program accumulates by hand and divided it by {number} before"
+                step = "Divide once: ask for 1 micro-batch, or leave out the program's division."
             yield Suspicious(
                 f"{by} is asked to accumulate {number} micro-batches, so `backward`"
-                f"{at_line(line)} divides each loss by {number}, {how} after each backward: "
-                f"nothing is accumulated, and the gradients are 1/{number} of those of the loss. "
-                f"{step}"
+                f"{at_line(line)} divides each loss by {number}, {how}, and the gradients are "
+                f"1/{number} of those of the loss. {step}"
             )
             return
 
@@ -259,11 +265,14 @@ def _later_micro_batches(own: RankLaws) -> int:
     return later.pop() if seen and backwards.get(1) == len(later) == 1 < min(later) else 0
 
 
-def _not_entered(event: Mapping[str, Any]) -> tuple[str, int, str] | None:
-    """Who divides each loss, and by what, and the backward's line; None of an accumulation."""
-    alone = event["backwards"] == 1 and not event["entered"]
-    by = str(event.get("by", "accelerate"))
-    return (by, int(event["micro_batches"]), str(event["line"])) if alone else None
+def _not_entered(event: Mapping[str, Any]) -> tuple[str, int, str, bool] | None:
+    """Who divides each loss, and by what, the backward's line, and whether the program does, too;
+    None of an accumulation."""
+    by, number = str(event.get("by", "accelerate")), int(event["micro_batches"])
+    backwards = event["backwards"]
+    twice = backwards == number and bool(event.get("twice"))
+    alone = (backwards == 1 or twice) and not event["entered"]
+    return (by, number, str(event["line"]), twice) if alone else None
 
 
 @law(suspects=True)

@@ -42,7 +42,8 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
     if facts.of(exchanges) and not (apart.still or apart.unsynchronised):
         apart = replace(apart, names=apart.every)
     one, told = len(apart.names) == 1, listed(apart.names)
-    if not any("." in name for name in apart.names):  # of no module, or of one that is a model
+    # Of no module, or of one that is a model; or of no plan.
+    if apart.beside or not any("." in name for name in apart.names):
         every = (c for own in facts.of(recorded).values() for c in own.checks if c.optimizer)
         by = next((c for c in every if not {*c.names}.isdisjoint(apart.names)), None)
         told += f", updated by {by.optimizer}.step(){at_line(by.line)}" if by else ""
@@ -91,9 +92,16 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
                 f"all matrices {what}: parameters outside {place} must stay equal, and nothing "
                 "adds up their gradients."
             )
-        return Suspicious(
-            f"{names} {were_equal}, though {why}{_reasons(apart, facts)}", apart.names
-        )
+        text = f"{names} {were_equal}, though {why}{_reasons(apart, facts)}"
+        if apart.beside and apart.breach is not None and apart.breach.large:
+            return Broken(
+                text,
+                pattern="beside DTensors",
+                next_step="Make them DTensors of the same mesh, or add up their gradients over the "
+                "ranks before the update.",
+                names=apart.names,
+            )
+        return Suspicious(text, apart.names)
     if facts.of(divides_inside) and facts.of(_wraps_others) and not apart.unsynchronised:
         return (
             f"{names} {were_equal}. No wrapper has {'it' if one else 'them'}, and the ranks gather "

@@ -67,6 +67,12 @@ class Breach:
         return first.step if first is not None else 0
 
     @property
+    def large(self) -> bool:
+        """Gradients of equal parameters differed by more than rounding."""
+        moments = (one for one in self.history.moments if one.step <= (self.before or 0))
+        return any(one.splits[GRADIENTS].large for one in moments if GRADIENTS in one.splits)
+
+    @property
     def odd(self) -> tuple[int, ...]:
         """The single rank that differs from others that agree, or (). Before the first update, the
         rank that differs may be the only one that loaded the checkpoint; and what only the first
@@ -244,6 +250,8 @@ class _Plain:
     matrices: Set[str]
     """Only matrices count as equal by more than chance: biases of zeros and norms of ones are equal
     on ranks that hold different parts of a model."""
+    divided: Set[str]
+    """The modules of matrices that are DTensors of which ranks have different parts."""
     zeros: Set[str]
     """Matrices that had only zeros at first, as the last ones of adapters have."""
     values: Mapping[str, Sequence[Mapping[int, str | None]]]
@@ -265,7 +273,7 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
     found: list[tuple[int, str, dict[int, str | None]]] = []
     shapes: dict[str, str] = {}
     grads: dict[str, list[set[str | None]]] = defaultdict(list)
-    local = _unsynchronised(evidence)
+    local, divided = _unsynchronised(evidence), set[str]()
     for (key, step), by_rank in checks_of(evidence).items():
         if len(by_rank) < max(evidence.world_size, 2) or key.partition(".")[0] in without:
             continue
@@ -277,6 +285,8 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
             pieces = [check.pieces[at] for check in by_rank.values()]
             shards = len({one.part for one in pieces}) > 1  # of FSDP2, which may begin equal
             plain = piece.name in local or all(map(_alone, pieces))
+            if shards and "x" in piece.shape and "=" in piece.part:
+                divided.add(piece.name.rpartition(".")[0])
             if plain and not shards and None not in row.values():
                 found.append((step, piece.name, row))
                 shapes.setdefault(piece.name, piece.shape)
@@ -295,7 +305,7 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
     slices = {name.rpartition(".")[0] for name in matrices - equal}
     apart = {n: s for n, s in apart.items() if n in matrices or n.rpartition(".")[0] not in slices}
     steps = tuple(dict.fromkeys(step for step, _, _ in found))
-    return _Plain(steps, equal, apart, matrices, zeros, values, grads)
+    return _Plain(steps, equal, apart, matrices, divided, zeros, values, grads)
 
 
 def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
@@ -306,7 +316,11 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
     pieces = [piece for own in recorded(evidence).values() for piece in own.pieces]
     kept = {(piece.how, len(piece.ranks)) for piece in pieces}
     wrapped = kept == {(REDUCED, evidence.world_size), (PLAIN, 0)}
-    beside = not plain.matrices and (wrapped or any(piece.how == PLACED for piece in pieces))
+    parts = plain.divided and not any("expert" in piece.name.lower() for piece in pieces)
+    if parts and not plain.matrices:  # a bias of a part is a part, too
+        apart = {n: s for n, s in apart.items() if n.rpartition(".")[0] not in plain.divided}
+    placed = any(piece.how == PLACED for piece in pieces)
+    beside = not plain.matrices and bool(wrapped or placed or parts)
     if not apart or not (matrices or beside):
         return None
     whole = set(filter(plain.moved, plain.matrices)) <= apart.keys() and not beside

@@ -23,7 +23,7 @@ from moediag.recorder.laws.loss_scale import LossScale
 from moediag.recorder.laws.replica_sets import PART, PLACED, Piece
 from moediag.recorder.parameter_names import parameters_of
 from moediag.recorder.step.numbers import Fingerprints, capturing
-from moediag.recorder.step.pieces import local, placed_alike
+from moediag.recorder.step.pieces import distributed, local, placed_alike
 
 WATCHER = "laws"
 _MAX_OPTIMIZERS = 64  # a program that makes one for each parameter is not checked further
@@ -201,8 +201,10 @@ class OptimizerChecks:
         values, finite = prints.add_all(parameters), prints.add_all(parameters, finite=True)
         gradients = [_gradient(p) for p in parameters]
         made, finite_made = prints.add_all(gradients), prints.add_all(gradients, finite=True)
+        parts = any(map(distributed, parameters))
         for at, piece in enumerate(pieces):
-            if piece.how == PLACED and gradients[at] is not None:
+            small = parts and parameters[at].dim() < 2 and len(piece.ranks) < 2
+            if (small or piece.how == PLACED) and gradients[at] is not None:
                 prints.add_sketch(at, gradients[at])
         tensors, plain = _state(optimizer, parameters)
         state = {name: prints.add_all(row) for name, row in tensors.items()}

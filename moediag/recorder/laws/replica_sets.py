@@ -23,7 +23,7 @@ from moediag.recorder.step.pieces import axes_of, distributed, flat_parameters, 
 # same. LOCAL: the program steps without a reduction, or a hook replaces it. PART: there are other
 # parts on the other ranks, and no replica. PLAIN: nothing is declared.
 REDUCED, PLACED, LOCAL, PART, PLAIN = "reduced", "placed", "local", "part", "plain"
-DATA_AXES = frozenset(("dp", "fsdp", "replicate", "shard", "data")).union(
+DATA_AXES = frozenset(("dp", "fs", "fsdp", "replicate", "shard", "data")).union(
     str(axis) for axis in AXES if axis.data_parallel
 )
 
@@ -113,7 +113,7 @@ class ReplicaSets:
             if state is root and getattr(state, "_inter_node_pg", None) is None:
                 return _ranks(handle.process_group)
         for group in self._recorder.fsdp2_groups():
-            if root in group.modules and self._recorder.groups.axes() <= DATA_AXES:
+            if root in group.modules and all(map(_of_data, self._recorder.groups.axes())):
                 return tuple(sorted(group.mesh_info.mesh.mesh.flatten().tolist()))
         return ()
 
@@ -236,6 +236,11 @@ def _of_tensor(parameter: Any, over: Optional[Tuple[Any, str]]) -> Piece:
         return Piece(part, PLACED, ranks, None)
     every = parameter.device_mesh.mesh
     return Piece(part, PART, tuple(sorted(every.flatten().tolist())), None)
+
+
+def _of_data(axis: str) -> bool:
+    """Whether ranks along the axis have other samples. A flattened one has the names of all."""
+    return axis in DATA_AXES or DATA_AXES.issuperset(axis.split("_"))
 
 
 def is_engine(root: Any) -> bool:

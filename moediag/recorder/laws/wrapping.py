@@ -43,7 +43,7 @@ class Wrapping:
         self._calls: List[bool] = []
         self._backwards: List[bool] = []
         self._updates = {"unreduced": 0, "late": 0, "unsent": 0}
-        self._asked: Dict[str, Any] = {"backwards": 0, "entered": False, "line": ""}
+        self._asked: Dict[str, Any] = {"backwards": 0, "entered": False, "twice": False, "line": ""}
         self._hooked = False
         self._sent: Set[int] = set()  # units of FSDP2 that had a gradient in an update
         context.sets.on_wrapped.append(self._wrapped)
@@ -105,7 +105,9 @@ class Wrapping:
         handle["it"] = ddp.module.register_forward_pre_hook(Hook(before))
         self._recorder.on_uninstall.append(lambda: handle["it"].remove() if handle else None)
 
-    def _backward(self, _loss: Any) -> None:
+    def _backward(self, loss: Any) -> None:
+        if self._context.checking:
+            self._asked["twice"] = _divided_twice(loss, self._asked.get("micro_batches", 1))
         calls, self._calls = self._calls, []
         if calls and len(self._backwards) < _MOST_CALLS:
             self._backwards.append(any(calls))
@@ -153,6 +155,18 @@ class Wrapping:
     ) -> None:
         if not (args[2:3] == (True,) or kwargs.get("evaluation_mode", False)):  # evaluates
             _tell_unwrapped(self._context, accelerator, found, frame)
+
+
+def _divided_twice(loss: Any, by: int) -> bool:
+    """Whether the last operations that made a loss are two divisions by the same number."""
+    node = getattr(loss, "grad_fn", None)
+    for _ in range(2):
+        divisor: Any = getattr(node, "_saved_other", None)
+        one = type(node).__name__.startswith("Div") and getattr(divisor, "numel", int)() == 1
+        if by == 1 or not one or float(divisor) != by:
+            return False
+        node = node.next_functions[0][0]  # type: ignore[union-attr]
+    return True
 
 
 def _takes_no_autocast(accelerator: Any) -> bool:

@@ -24,7 +24,7 @@ from moediag.evidence.law_model import (
 )
 from moediag.evidence.model import Collective, RankEvidence
 from moediag.result import Diagnosis
-from tests.unit.law_evidence import check, job, other, with_events
+from tests.unit.law_evidence import STEPS, check, job, other, with_events
 
 
 def apart(rank: int, since: int, *what: str) -> object:
@@ -702,6 +702,42 @@ class TestPlainParameters:
         assert of.verdict == "clean"
         assert ("parameters outside the plan" in str(of.suspicious)) is told
 
+    @pytest.mark.parametrize(
+        ("names", "far", "told"),
+        [
+            (("up.weight", "norm.weight"), 0.5, "broken"),
+            (("up.weight", "norm.weight"), 1e-6, "suspicious"),  # rounding
+            (("up.weight", "norm.weight"), None, "suspicious"),  # sizes of another recorder
+            (("up.weight", "up.bias"), 0.5, ""),  # a part of the same layer
+            (("experts.up.weight", "norm.weight"), 0.5, ""),  # experts of each rank
+        ],
+    )
+    def test_what_is_beside_parts_that_are_dtensors(
+        self, names: tuple[str, str], far: float | None, told: str
+    ) -> None:
+        """FSDP2 was told to ignore it, or a plan leaves it out."""
+
+        def change(of: int, one: LawCheck, equal: bool = False) -> LawCheck:
+            up, norm = one.pieces
+            up = replace(up, part=f"S(0)={of}/2", how=PART, shape="8x8")
+            pieces = (up, replace(norm, part="", how=PLAIN, ranks=(), shape="8"))
+            later = f"norm {0 if equal else of} @{one.step}" if one.step > 1 else "ones"
+            grads = (f"g {of}", f"{0 if equal else of} @{one.step}")
+            sketches = {} if far is None else {1: (1.0 + far * of, 1.0)}
+            return replace(
+                one, pieces=pieces, params=(f"{of} @{one.step}", later), grads=grads,
+                sketches=sketches,
+            )  # fmt: skip
+
+        of = diagnose(job(2, change, PLAIN, names=names))
+        assert (of.verdict == "replica-divergence") is (told == "broken")
+        text = of.cause + str(of.suspicious)
+        assert ("1 parameter (norm.weight" in text and "all matrices are DTensors" in text) is (
+            told != ""
+        )
+        healthy = lambda of, one: change(of, one, equal=True)  # noqa: E731
+        assert not diagnose(job(2, healthy, PLAIN, names=names)).suspicious
+
     def test_equal_gradients_of_other_matrices_show_one_loss(self) -> None:
         """Tensor parallelism: up.weight is a slice, and norm.weight has no complete gradient."""
 
@@ -880,6 +916,39 @@ class TestCalledWithoutTheWrapper:
         assert "was inside no_sync" in of.cause and of.next_step.startswith("Leave no_sync")
         call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=4)
         assert self.found(call, event="unreduced").suspicious  # local SGD
+
+    @pytest.mark.parametrize(
+        ("apart", "steps", "told"),
+        [
+            ((2, 3, 6), STEPS, True),
+            ((2, 6), STEPS, False),  # the program averages these, too, and less often
+            ((2, 3), (1, 2, 3), False),  # too few steps
+            ((), STEPS, False),
+        ],
+    )
+    @pytest.mark.parametrize("kept", [True, False])
+    def test_parameters_that_the_average_of_the_program_leaves_out(
+        self, apart: Sequence[int], steps: Sequence[int], told: bool, kept: bool
+    ) -> None:
+        def change(of: int, one: LawCheck) -> LawCheck:
+            first, second = one.params
+            rows = (f"{first} of {of}", second if kept else f"{second} of {of}")
+            return replace(
+                one, params=rows if one.step in apart else one.params, grads=other(one.grads, of)
+            )
+
+        call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=2)
+        evidence = with_events(
+            job(2, change, steps=steps), unreduced=({"line": "train.py:6 main", "step": 1},)
+        )
+        ranks = {
+            r: replace(seen, collectives=(*seen.collectives, call))
+            for r, seen in evidence.ranks.items()
+        }
+        of = diagnose(replace(evidence, ranks=ranks))
+        assert (of.verdict == "replica-divergence") is (told and kept)
+        assert ("keeps the other parameters equal itself" in of.cause) is (told and kept)
+        assert bool(of.suspicious) is (bool(apart) and not (told and kept))
 
 
 def test_an_update_that_was_not_sent_is_that_of_its_owner() -> None:

@@ -235,7 +235,8 @@ class TestScale:
     @pytest.mark.parametrize(
         ("total", "added", "why"),
         [(1.0, True, "not divided by their number"), (0.25, True, "their number once too often"),
-         (0.5, True, ""), (1.0, False, "")],
+         (0.5, True, ""), (1.0, False, ""), (2.0, True, "but multiplied by that of ranks"),
+         (2.0, False, "")],
     )  # fmt: skip
     def test_micro_batches_are_not_taken_for_ranks(
         self, total: float, added: bool, why: str

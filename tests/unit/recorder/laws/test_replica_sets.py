@@ -93,6 +93,24 @@ def test_fsdp2_reduces_over_its_replicate_dimension(
 
 
 @pytest.mark.parametrize(
+    ("sizes", "flat", "known"),
+    [((1, 4, 1), "fs", True), ((2, 2, 1), "fs", True), ((1, 4, 1), "tp", True),
+     ((1, 2, 2), "fs", False), ((1, 2, 2), "tp", False)],  # ranks of "tp" share samples
+)  # fmt: skip
+def test_axes_of_one_rank_share_no_samples(
+    sets: ReplicaSets, sizes: tuple[int, int, int], flat: str, known: bool
+) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "fs", "tp"))
+    mesh["dp", flat]._flatten()
+    model = nn.Linear(4, 4)
+    fully_shard(model, mesh=mesh["dp", "fs"])
+    model(torch.zeros(1, 4))
+    assert sets.data_parallel(model) == ((0, 1, 2, 3) if known else ())
+
+
+@pytest.mark.parametrize(
     ("sizes", "part", "how", "ranks"),
     [
         ((4, 1), "shard 0 of 1", "reduced", (0, 1, 2, 3)),  # FSDP takes NO_SHARD instead

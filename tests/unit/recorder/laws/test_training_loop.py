@@ -881,12 +881,15 @@ def accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
 
 
 @pytest.mark.parametrize(
-    ("asked", "enters", "backwards", "told"),
-    [(2, False, 1, True), (2, True, 1, False), (2, False, 2, False), (1, False, 1, False)],
-    ids=["never entered", "entered", "by hand", "no accumulation"],
-)
+    ("asked", "enters", "backwards", "by", "told"),
+    [(2, False, 1, 1, True), (2, True, 1, 1, False), (2, False, 2, 1, False),
+     (1, False, 1, 1, False), (2, False, 2, 2, True), (2, True, 2, 2, False),
+     (2, False, 2, 3, False), (2, False, 3, 2, False)],
+    ids=["never entered", "entered", "by hand", "no accumulation", "divided twice",
+         "entered, a loss of two halves", "by another number", "of other micro-batches"],
+)  # fmt: skip
 def test_an_accumulation_that_is_asked_for(
-    tmp_path: Path, accelerator: Any, asked: int, enters: bool, backwards: int, told: bool
+    tmp_path: Path, accelerator: Any, asked: int, enters: bool, backwards: int, by: int, told: bool
 ) -> None:
     accelerator.gradient_accumulation_steps = asked
     net = model()
@@ -894,10 +897,12 @@ def test_an_accumulation_that_is_asked_for(
     for _ in range(4):
         for _ in range(backwards):
             with accelerator.accumulate(net) if enters else contextlib.nullcontext():
-                accelerator.backward(net(torch.randn(2, 4)).pow(2).mean())
+                loss = net(torch.randn(2, 4)).pow(2).mean()
+                accelerator.backward(loss if by == 1 else loss / by)
         optimizer.step()
         optimizer.zero_grad()
     text = suspicious(tmp_path)
+    assert ("the program accumulates by hand and divided it by 2" in text) is (told and by == 2)
     assert (f"so `backward` at {Path(__file__).name}:" in text and "by 2" in text) is told
 
 

@@ -243,14 +243,13 @@ def accumulation_not_entered(facts: Facts) -> Findings:
             if by == "DeepSpeed":
                 how = "but an update follows after each backward"
                 step = "Call set_gradient_accumulation_boundary(True) for the last one only."
-            how += ": nothing is accumulated"
             if twice:
-                how = f"and the program accumulates by hand and divided it by {number} before"
-                step = "Divide once: ask for 1 micro-batch, or leave out the program's division."
+                how = "and the program, which accumulates by hand, divided it by as many before"
+                step = "Divide once: ask for one, or leave out the program's division."
             yield Suspicious(
                 f"{by} is asked to accumulate {number} micro-batches, so `backward`"
-                f"{at_line(line)} divides each loss by {number}, {how}, and the gradients are "
-                f"1/{number} of those of the loss. {step}"
+                f"{at_line(line)} divides each loss by {number}, {how}: the gradients are "
+                f"1/{number} of those that are meant. {step}"
             )
             return
 
@@ -269,9 +268,8 @@ def _not_entered(event: Mapping[str, Any]) -> tuple[str, int, str, bool] | None:
     """Who divides each loss, and by what, the backward's line, and whether the program does, too;
     None of an accumulation."""
     by, number = str(event.get("by", "accelerate")), int(event["micro_batches"])
-    backwards = event["backwards"]
-    twice = backwards == number and bool(event.get("twice"))
-    alone = (backwards == 1 or twice) and not event["entered"]
+    twice = bool(event.get("twice")) and event["backwards"] == number
+    alone = (event["backwards"] == 1 or twice) and not event["entered"]
     return (by, number, str(event["line"]), twice) if alone else None
 
 

@@ -42,8 +42,7 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
     if facts.of(exchanges) and not (apart.still or apart.unsynchronised):
         apart = replace(apart, names=apart.every)
     one, told = len(apart.names) == 1, listed(apart.names)
-    # Of no module, or of one that is a model; or of no plan.
-    if apart.beside or not any("." in name for name in apart.names):
+    if apart.beside or not any("." in n for n in apart.names):  # also of a model's own
         every = (c for own in facts.of(recorded).values() for c in own.checks if c.optimizer)
         by = next((c for c in every if not {*c.names}.isdisjoint(apart.names)), None)
         told += f", updated by {by.optimizer}.step(){at_line(by.line)}" if by else ""
@@ -93,7 +92,7 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
                 "adds up their gradients."
             )
         text = f"{names} {were_equal}, though {why}{_reasons(apart, facts)}"
-        if apart.beside and apart.breach is not None and apart.breach.large:
+        if apart.beside and apart.breach and apart.breach.reason and apart.breach.reason.large:
             return Broken(
                 text,
                 pattern="beside DTensors",

@@ -66,9 +66,9 @@ def _others_kept(b: Breach) -> bool:
     too, never do: the program averages those itself."""
     if b.parameters is None or b.reason is None or b.reason.what != GRADIENTS:
         return False
-    names, later = {*b.parameters.names}, [m for m in b.history.moments if m.step >= b.step]
-    splits = [moment.splits.get(PARAMETERS) for moment in later]
-    same = all(one is not None and {*one.names} == names for one in splits)
+    names = {*b.parameters.names}
+    later = [m.splits.get(PARAMETERS) for m in b.history.moments if m.step >= b.step]
+    same = all(one is not None and {*one.names} == names for one in later)
     return same and len(later) >= _ENOUGH and names < {*b.reason.names}
 
 

@@ -67,12 +67,6 @@ class Breach:
         return first.step if first is not None else 0
 
     @property
-    def large(self) -> bool:
-        """Gradients of equal parameters differed by more than rounding."""
-        moments = (one for one in self.history.moments if one.step <= (self.before or 0))
-        return any(one.splits[GRADIENTS].large for one in moments if GRADIENTS in one.splits)
-
-    @property
     def odd(self) -> tuple[int, ...]:
         """The single rank that differs from others that agree, or (). Before the first update, the
         rank that differs may be the only one that loaded the checkpoint; and what only the first
@@ -166,15 +160,12 @@ def law_facts(evidence: Evidence) -> LawFacts:
 
 
 def _breach(history: History) -> Breach | None:
+    parameters, first = None, history.moments[0]
     if history.how in (REDUCED, WRITTEN):
         parameters = history.first(PARAMETERS)
-    elif history.how == PLACED:
-        # Later each rank computes the update itself, and rounding may differ between ranks.
-        first = history.moments[0]
-        fresh = not any(first.counts.values())
-        parameters = first.splits.get(PARAMETERS) if fresh else None
-    else:
-        parameters = None
+    # Later each rank computes the update itself, and rounding may differ between ranks.
+    elif history.how == PLACED and not any(first.counts.values()):
+        parameters = first.splits.get(PARAMETERS)
     if parameters is not None:
         return _of_parameters(history, parameters)
     if history.how == PLACED and (large := _large(history)) is not None:
@@ -224,7 +215,7 @@ def _of_parameters(history: History, parameters: Split) -> Breach:
     moment = next(m for m in history.moments if m.step == parameters.step)
     if reason is None and HYPER in moment.splits and parameters.step - earlier.step > 1:
         reason = moment.splits[HYPER]
-    if reason is not None:
+    if reason is not None and not reason.large:
         first = history.first(reason.what)
         reason = first if first is not None and first.sides == reason.sides else reason
     counts = dict(moment.counts) if len(set(moment.counts.values())) > 1 else None
@@ -400,24 +391,14 @@ def _not_checked(evidence: Evidence, found: tuple[History, ...], kept: bool) -> 
     if every and not any(own.checks for own in every):
         return ("laws: no optimizer of torch stepped on parameters of a model that was seen",)
     hows = {piece.how for own in every for piece in own.pieces}
-    texts = []
-    if LOCAL in hows:
-        texts.append(
-            "laws: whether replicas are equal (the program steps inside no_sync, or a "
-            "communication hook replaces the reduction)"
-        )
-    if PLAIN in hows and evidence.world_size > 1 and not kept:
-        texts.append(
-            "laws: whether plain parameters must be equal on other ranks (no wrapper declares it)"
-        )
-    compared = {h.how for h in found}
-    if REDUCED in hows and REDUCED not in compared:
-        texts.append(
-            "laws: whether replicas are equal (no step was recorded by all of their ranks)"
-        )
-    if PLACED in hows:
-        texts.append(
-            "laws: small differences of Replicate placements after the first update (each rank "
-            "computes them, and rounding may differ)"
-        )
-    return tuple(texts)
+    unseen = REDUCED in hows and all(history.how != REDUCED for history in found)
+    texts = {
+        "whether replicas are equal (the program steps inside no_sync, or a communication hook "
+        "replaces the reduction)": LOCAL in hows,
+        "whether plain parameters must be equal on other ranks (no wrapper declares it)":
+            PLAIN in hows and evidence.world_size > 1 and not kept,
+        "whether replicas are equal (no step was recorded by all of their ranks)": unseen,
+        "small differences of Replicate placements after the first update (each rank computes "
+        "them, and rounding may differ)": PLACED in hows,
+    }  # fmt: skip
+    return tuple(f"laws: {text}" for text, told in texts.items() if told)

@@ -50,8 +50,7 @@ class LossScale:
         """Whether a scaler returned the loss: it is a product with the tensor of its scale."""
         by: Any = getattr(getattr(loss, "grad_fn", None), "_saved_other", None)
         place = by.data_ptr() if torch.is_tensor(by) else 0
-        scales = (getattr(one, "_scale", None) for one in self._made.owners())  # none if disabled
-        made = [one for one in scales if one is not None]
+        made = [s._scale for s in self._made.owners() if getattr(s, "_scale", None) is not None]
         scale = next((float(one) for one in made if one.data_ptr() == place), 0.0)
         self._scaled = 0.0 if self._scaled == 0.0 else scale
 

@@ -113,7 +113,9 @@ class ReplicaSets:
             if state is root and getattr(state, "_inter_node_pg", None) is None:
                 return _ranks(handle.process_group)
         for group in self._recorder.fsdp2_groups():
-            if root in group.modules and all(map(_of_data, self._recorder.groups.axes())):
+            # A flattened axis has the names of all.
+            axes = {*"_".join(self._recorder.groups.axes()).split("_")} - {""}
+            if root in group.modules and axes <= DATA_AXES:
                 return tuple(sorted(group.mesh_info.mesh.mesh.flatten().tolist()))
         return ()
 
@@ -236,11 +238,6 @@ def _of_tensor(parameter: Any, over: Optional[Tuple[Any, str]]) -> Piece:
         return Piece(part, PLACED, ranks, None)
     every = parameter.device_mesh.mesh
     return Piece(part, PART, tuple(sorted(every.flatten().tolist())), None)
-
-
-def _of_data(axis: str) -> bool:
-    """Whether ranks along the axis have other samples. A flattened one has the names of all."""
-    return axis in DATA_AXES or DATA_AXES.issuperset(axis.split("_"))
 
 
 def is_engine(root: Any) -> bool:

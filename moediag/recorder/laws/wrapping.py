@@ -106,8 +106,8 @@ class Wrapping:
         self._recorder.on_uninstall.append(lambda: handle["it"].remove() if handle else None)
 
     def _backward(self, loss: Any) -> None:
-        if self._context.checking:
-            self._asked["twice"] = _divided_twice(loss, self._asked.get("micro_batches", 1))
+        by = self._asked.get("micro_batches", 1) if self._context.checking else 1
+        self._asked["twice"] = by > 1 and _divided_twice(loss, by)
         calls, self._calls = self._calls, []
         if calls and len(self._backwards) < _MOST_CALLS:
             self._backwards.append(any(calls))
@@ -125,8 +125,7 @@ class Wrapping:
         kind = "unreduced" if calls and not any(calls) else ""
         last = any(made) and not made[-1] and len(self._context.sets.wrapped()) == 1
         keeps, unsent = self._kept(optimizer) if checking else (False, False)
-        keeps = keeps and not closure
-        if keeps or (last and not closure):
+        if (keeps or last) and not closure:
             kind = "late"
         elif not kind and unsent:
             kind = "unsent"
@@ -151,10 +150,19 @@ class Wrapping:
         return keeps, unsent and bool(self._sent)
 
     def _prepared(
-        self, frame: Any, found: Any, accelerator: Any, *args: Any, **kwargs: Any
+        self, frame: Any, model: Any, accelerator: Any, *args: Any, **kwargs: Any
     ) -> None:
-        if not (args[2:3] == (True,) or kwargs.get("evaluation_mode", False)):  # evaluates
-            _tell_unwrapped(self._context, accelerator, found, frame)
+        """Whether accelerate trains replicas and returned one that nothing keeps equal."""
+        if args[2:3] == (True,) or kwargs.get("evaluation_mode", False):
+            return
+        kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+        plain = all(type(p.data) is torch.Tensor for p in model.parameters())
+        trained = any(p.requires_grad for p in model.parameters())
+        wrapped = any(hasattr(one, "module") for one in (model, getattr(model, "_orig_mod", model)))
+        replicas = kind in _DATA_PARALLEL and accelerator.num_processes > 1 and plain and trained
+        if replicas and not wrapped and not hasattr(model, "_fsdp_state"):
+            line = self._context.line(frame)
+            self._context.log.event("unwrapped", keep=True, model=type(model).__name__, line=line)
 
 
 def _divided_twice(loss: Any, by: int) -> bool:
@@ -163,7 +171,7 @@ def _divided_twice(loss: Any, by: int) -> bool:
     for _ in range(2):
         divisor: Any = getattr(node, "_saved_other", None)
         one = type(node).__name__.startswith("Div") and getattr(divisor, "numel", int)() == 1
-        if by == 1 or not one or float(divisor) != by:
+        if not one or float(divisor) != by:
             return False
         node = node.next_functions[0][0]  # type: ignore[union-attr]
     return True
@@ -177,15 +185,3 @@ def _takes_no_autocast(accelerator: Any) -> bool:
     models = map(unwrapped, accelerator._models if asked else ())
     lost = (model for model in models if "_original_forward" not in vars(model))
     return any(p.requires_grad and p.dtype == torch.float32 for m in lost for p in m.parameters())
-
-
-def _tell_unwrapped(context: LawContext, accelerator: Any, model: Any, frame: Any) -> None:
-    """Whether accelerate trains replicas and returned one that nothing keeps equal."""
-    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
-    plain = all(type(p.data) is torch.Tensor for p in model.parameters())
-    trained = any(p.requires_grad for p in model.parameters())
-    wrapped = any(hasattr(one, "module") for one in (model, getattr(model, "_orig_mod", model)))
-    replicas = kind in _DATA_PARALLEL and accelerator.num_processes > 1 and plain and trained
-    if replicas and not wrapped and not hasattr(model, "_fsdp_state"):
-        line = context.line(frame)
-        context.log.event("unwrapped", keep=True, model=type(model).__name__, line=line)

@@ -902,7 +902,7 @@ def test_an_accumulation_that_is_asked_for(
         optimizer.step()
         optimizer.zero_grad()
     text = suspicious(tmp_path)
-    assert ("the program accumulates by hand and divided it by 2" in text) is (told and by == 2)
+    assert ("accumulates by hand, divided it by as many" in text) is (told and by == 2)
     assert (f"so `backward` at {Path(__file__).name}:" in text and "by 2" in text) is told
 
 

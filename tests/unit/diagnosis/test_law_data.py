@@ -273,6 +273,29 @@ class TestGradients:
         assert any("head.weight" in text for text in of.notes) is not found
 
     @pytest.mark.parametrize(
+        ("lines", "later", "found"),
+        [(("train.py:9 main",), False, True), (("train.py:9 main",), True, False),
+         ((), False, False)],
+        ids=["kept", "reduced from a later step on", "not told"],
+    )  # fmt: skip
+    def test_gradients_that_units_of_fsdp2_keep_are_a_failure(
+        self, lines: tuple[str, ...], later: bool, found: bool
+    ) -> None:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            return replace(check, grads=(NO_GRADIENT, *check.grads[1:]))
+
+        rows = tuple({"step": 3, "line": line} for line in lines)
+        evidence = with_events(job(2, change), unsent=rows)
+        call = Collective(9, "world", 9, "all_reduce", 8, 8, "float32", step=20)
+        ranks = {
+            rank: replace(seen, no_gradient={6: ("net.weight",)}, collectives=(call,))
+            for rank, seen in evidence.ranks.items()
+        }
+        of = diagnose(replace(evidence, ranks=ranks) if later else evidence)
+        assert (of.verdict == "wrong-gradients") is found
+        assert ("train.py:9 main: set_requires_gradient_sync(False)" in of.cause) is found
+
+    @pytest.mark.parametrize(
         ("name", "value", "rest", "found"),
         [("mlp.gate.weight", ZERO_GRADIENT, "", True), ("gate.wg.weight", ZERO_GRADIENT, "", True),
          ("mlp.gate.weight", NO_GRADIENT, "", False), ("mlp.gate.weight", "some", "", False),

@@ -291,6 +291,22 @@ def test_a_unit_of_fsdp2_whose_gradients_are_never_reduced(
     assert len(laws(tmp_path).others.get("unsent", ())) == (not any(sync))
 
 
+@pytest.mark.parametrize("shards", [True, False])
+def test_how_far_gradients_of_what_fsdp2_ignores_are_apart(tmp_path: Path, shards: bool) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    with fake_rank(0, 2):
+        net = nn.Linear(4, 4, bias=False)
+        net.scale = nn.Parameter(torch.ones(()))
+        if shards:
+            fully_shard(net, ignored_params={net.scale})
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        (net(torch.ones(1, 4)).sum() * net.scale).backward()
+        optimizer.step()
+    check = laws(tmp_path).checks[0]
+    assert [check.names[at] for at in check.sketches] == ["scale"] * shards
+
+
 def test_an_update_of_zeros_says_nothing_of_what_clears(tmp_path: Path) -> None:
     """As the first one of a model whose last layer begins with zeros."""
     net = nn.Linear(4, 2)

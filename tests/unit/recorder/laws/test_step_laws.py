@@ -472,7 +472,7 @@ def test_a_model_that_accelerate_returned_without_a_wrapper(
     log = SimpleNamespace(event=lambda name, **fields: told_of.append({"e": name, **fields}))
     context: Any = SimpleNamespace(line=lambda frame: "train.py:7 main", log=log)
     accelerator = SimpleNamespace(distributed_type=kind, num_processes=processes)
-    wrapping._tell_unwrapped(context, accelerator, model, None)
+    wrapping.Wrapping._prepared(SimpleNamespace(_context=context), None, model, accelerator)  # type: ignore[arg-type]
     wanted = {"e": "unwrapped", "keep": True, "model": "Linear", "line": "train.py:7 main"}
     assert told_of == [wanted] * told
 

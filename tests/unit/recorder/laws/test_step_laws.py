@@ -141,6 +141,27 @@ def test_what_is_traced_is_not_seen(tmp_path: Path, kind: Any) -> None:
     assert written(tmp_path, "loss_inputs") == []
 
 
+def test_a_mode_of_the_program_sees_the_program_only(tmp_path: Path) -> None:
+    """As make_fx, which makes a graph of what it sees."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    net, target = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5)), torch.tensor([1, 2])
+
+    def loss(batch: Any) -> Any:
+        return functional.cross_entropy(net(batch), target)
+
+    def computed() -> list[str]:
+        return [str(node.target) for node in make_fx(loss)(torch.tensor([0, 1])).graph.nodes]
+
+    before = computed()
+
+    def step(_: int) -> None:
+        assert computed() == before
+        loss(torch.tensor([0, 1])).backward()
+
+    train(net, step)
+
+
 def test_gradients_after_the_backward_and_before_the_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -384,7 +384,7 @@ class TestDrawn:
             lambda rank, at: (at + 4 * rank) % 100,
             lambda rank, at: 2 * at + rank if at < 12 else at,
             lambda rank, at: SHUFFLED[at] % 15 if rank else at % 15,
-            lambda rank, at: (at + 5 * rank) % 20,
+            lambda rank, at: at + 8 * rank,
         ],
         ids=[
             "divided",

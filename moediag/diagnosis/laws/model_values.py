@@ -104,7 +104,7 @@ def parameters_replaced(facts: Facts) -> Findings:
     found = [own.models for own in facts.of(recorded).values()]
     names = found[0][-1].replaced if found and found[0] else ()
     # They may be replaced after some steps.
-    found = [[*dropwhile(lambda s: names[0] not in s.left_out, of)] for of in found if names]
+    found = [(*dropwhile(lambda s: names[0] not in s.left_out, of),) for of in found if names]
     every = (of for of in found if len(of) >= _ENOUGH and all(s.replaced == names for s in of))
     # An optimizer with copies of its own may read the gradients itself, and write back.
     values = {(r, n, s.left_out.get(n)) for r, of in enumerate(found) for s in of for n in names}
@@ -274,7 +274,7 @@ def averages_apart(facts: Facts) -> Findings:
     follows the one that trains, as a teacher does, has other values on each rank."""
     states, trained = facts.of(_states), facts.of(law_facts)
     if trained.checked and trained.breach is None and trained.apart is None:
-        last = next(iter(states.values()), (ModelState(0),))[-1].followers
+        running = next(iter(states.values()), (ModelState(0),))[-1].followers
         for (kind, _), copies in facts.of(_followers).items():
             each = copies.values()
             moved = {r for rows in each for r in states if len({row[r] for row in rows}) > 1}
@@ -283,7 +283,7 @@ def averages_apart(facts: Facts) -> Findings:
             names = tuple(n for n, of in long.items() if not of[0] and all(of[-_ENOUGH:]))
             began = "began equal on all ranks, now"
             # One that changes on each rank follows another model of its class, which trains.
-            if (kind, {}) in last and len(moved) == len(states) and not names:
+            if (kind, {}) in running and len(moved) == len(states) and not names:
                 names = tuple(name for name, apart in long.items() if all(apart))
                 began = "began with other values on each rank, still"
             if names and moved:

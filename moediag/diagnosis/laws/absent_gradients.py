@@ -11,13 +11,7 @@ from moediag.diagnosis.laws.large_calls import elements
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.laws.optimizer_checks import ENOUGH, Checks, class_of, long, optimizers
 from moediag.diagnosis.laws.unreduced_calls import lines_of
-from moediag.evidence.law_model import (
-    NO_GRADIENT,
-    ZERO_GRADIENT,
-    LawCheck,
-    plain_names,
-    trains,
-)
+from moediag.evidence.law_model import NO_GRADIENT, ZERO_GRADIENT, LawCheck, plain_names, trains
 from moediag.evidence.model import Collective, Evidence
 from moediag.protocol.names import is_router
 from moediag.result import Verdict

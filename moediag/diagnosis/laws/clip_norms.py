@@ -277,9 +277,7 @@ def norms_told(facts: Facts, names: Sequence[str]) -> str:
         used = [[of.used[name] for of in ranks.values()] for name in shared]
         if len(factors) < len(ranks) or not used or not agreement.apart(factors, _EXACT):
             return ""
-        whole = (
-            [norm / factor for (_, norm), factor in zip(r, factors, strict=True)] for r in used
-        )
+        whole = ([n / by for (_, n), by in zip(row, factors, strict=True)] for row in used)
         if any(agreement.apart(row, _EXACT) for row in whole):
             return ""
         return (

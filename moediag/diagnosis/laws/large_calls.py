@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 
 from moediag.diagnosis.schedules.align import lost_prefix
 from moediag.evidence.law_model import PLAIN
@@ -13,6 +14,7 @@ _ADDS = ("all_reduce", "reduce")
 _COLLECTS = (*_ADDS, "all_gather", "gather")
 _INSIDE = ("forward", "backward")
 _MANY = 64  # elements that are no numbers for a log
+_PART = 1 << 20  # elements that a program may send at once of more
 
 
 def elements(shape: str) -> int:
@@ -141,6 +143,31 @@ def averaged(evidence: Evidence) -> bool:
         > 0
         for seen in evidence.ranks.values()
     )
+
+
+def carried(evidence: Evidence, names: Collection[str]) -> bool:
+    """Whether a call outside the model after the first step could carry the largest of these
+    parameters, or a part of it; True without matrices among them. Smaller ones have samples."""
+    pieces = (piece for own in recorded(evidence).values() for piece in own.pieces)
+    sizes = [elements(p.shape) for p in pieces if p.name in names and "x" in p.shape]
+    least = min(max(sizes, default=0), _PART)
+    calls = (c for c in large_calls(evidence) if c.step > 1 and c.phase not in _INSIDE)
+    return any(max(call.numel_in, call.numel_out) >= least for call in calls)
+
+
+def adds_gradients(evidence: Evidence, names: Collection[str]) -> bool:
+    """Whether all ranks add up as many numbers as these parameters have together, or a multiple, in
+    the backward of each checked step."""
+    pieces = (piece for own in recorded(evidence).values() for piece in own.pieces)
+    shapes = {piece.name: piece.shape or "1" for piece in pieces if piece.name in names}
+    size, added = sum(map(elements, shapes.values())), Counter[tuple[int, int]]()
+    for rank, seen in evidence.ranks.items():
+        whole = {key for key, of in seen.groups.items() if len(of.ranks) == evidence.world_size}
+        for call in seen.collectives:
+            if call.group in whole and call.op == "all_reduce" and call.phase == "backward":
+                added[rank, call.step] += call.numel_in
+    steps = {(rank, one.step) for rank, own in recorded(evidence).items() for one in own.checks}
+    return size > 0 and all(added[one] and added[one] % size == 0 for one in steps)
 
 
 def _last_step(evidence: Evidence) -> int:

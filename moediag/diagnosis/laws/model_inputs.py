@@ -197,16 +197,12 @@ def averaging(evidence: Evidence) -> set[tuple[int, ...]]:
 
 def _losses(evidence: Evidence) -> dict[int, dict[int, float]]:
     """The first loss of each step, by rank."""
-    rows = {
-        rank: own.rows("loss", step=int, loss=float) for rank, own in recorded(evidence).items()
-    }
-    return {rank: dict(of) for rank, of in rows.items()}
+    laws = recorded(evidence).items()
+    return {rank: dict(own.rows("loss", step=int, loss=float)) for rank, own in laws}
 
 
 def _shared(
-    found: dict[int, _Steps],
-    overs: set[tuple[int, ...]],
-    losses: dict[int, dict[int, float]],
+    found: dict[int, _Steps], overs: set[tuple[int, ...]], losses: dict[int, dict[int, float]]
 ) -> SharedSamples | None:
     """The largest side of ranks with the same samples. Constant inputs say nothing: they are made
     up, as in a benchmark."""

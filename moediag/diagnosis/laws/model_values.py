@@ -103,15 +103,17 @@ def parameters_replaced(facts: Facts) -> Findings:
     old ones."""
     found = [own.models for own in facts.of(recorded).values()]
     names = found[0][-1].replaced if found and found[0] else ()
+    # They may be replaced after some steps.
+    found = [(*dropwhile(lambda s: names[0] not in s.left_out, of),) for of in found if names]
     every = (of for of in found if len(of) >= _ENOUGH and all(s.replaced == names for s in of))
     # An optimizer with copies of its own may read the gradients itself, and write back.
     values = {(r, n, s.left_out.get(n)) for r, of in enumerate(found) for s in of for n in names}
     if names and len(list(every)) == len(found) and len(values) == len(names) * len(found):
         yield Broken(
-            f"In all checked steps {counted(names)} had gradients and no optimizer has them; the "
-            "optimizers have as many of the same shapes that belong to no module any more and "
-            "never had a gradient: these were replaced after the optimizer was made, and what "
-            "replaced them does not train.",
+            f"In all checked steps since step {found[0][0].step} {counted(names)} had gradients "
+            "and no optimizer has them; the optimizers have as many of the same shapes that belong "
+            "to no module any more and have no gradient: these were replaced after the optimizer "
+            "was made, and what replaced them does not train.",
             pattern="replaced",
             next_step="Make the optimizer, and the wrapper, after the last change of the model.",
             names=names,
@@ -272,17 +274,25 @@ def averages_apart(facts: Facts) -> Findings:
     follows the one that trains, as a teacher does, has other values on each rank."""
     states, trained = facts.of(_states), facts.of(law_facts)
     if trained.checked and trained.breach is None and trained.apart is None:
+        running = next(iter(states.values()), (ModelState(0),))[-1].followers
         for (kind, _), copies in facts.of(_followers).items():
-            names = tuple(name for name, rows in copies.items() if _part_later(rows))
             each = copies.values()
             moved = {r for rows in each for r in states if len({row[r] for row in rows}) > 1}
+            every = {n: [len(set(row.values())) > 1 for row in rows] for n, rows in copies.items()}
+            long = {name: apart for name, apart in every.items() if len(apart) > _ENOUGH}
+            names = tuple(n for n, of in long.items() if not of[0] and all(of[-_ENOUGH:]))
+            began = "began equal on all ranks, now"
+            # One that changes on each rank follows another model of its class, which trains.
+            if (kind, {}) in running and len(moved) == len(states) and not names:
+                names = tuple(name for name, apart in long.items() if all(apart))
+                began = "began with other values on each rank, still"
             if names and moved:
                 still = f" and only changes on {ranks(moved)}" if len(moved) < len(states) else ""
                 yield Suspicious(
                     f"{counted(names)} of {kind}, which runs in each step and is in no optimizer, "
-                    f"began equal on all ranks, now {agreeing('differs', names)} between "
-                    f"them{still}, though the model that trains is equal: update it in the same "
-                    "steps on all ranks.",
+                    f"{began} {agreeing('differs', names)} between them{still}, though the model "
+                    "that trains is equal: begin with the same values on all ranks, and update it "
+                    "in the same steps.",
                     names,
                 )
                 return
@@ -314,12 +324,6 @@ def _followers(evidence: Evidence) -> dict[tuple[str, int], dict[str, list[dict[
                 rows = found[models[0][0], number].setdefault(name, [])
                 rows += [row] if None not in row.values() else []
     return found
-
-
-def _part_later(rows: Sequence[Mapping[int, str]]) -> bool:
-    """Whether values are equal on all ranks at first, and differ in each of the last steps."""
-    apart = [len(set(row.values())) > 1 for row in rows]
-    return len(apart) > _ENOUGH and not apart[0] and all(apart[-_ENOUGH:])
 
 
 def _states(evidence: Evidence) -> dict[int, tuple[ModelState, ...]]:

@@ -8,6 +8,7 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.breach_words import reason_of
 from moediag.diagnosis.laws.clip_norms import norms_told
 from moediag.diagnosis.laws.large_calls import (
+    adds_gradients,
     adds_inside,
     all_calls_small,
     averaged,
@@ -222,6 +223,13 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
             "DistributedDataParallel was given a process group of one rank, so it reduces nothing.",
             "Give DistributedDataParallel a group of all ranks that train these parameters, those "
             "of sequence parallelism included.",
+        )
+    if adds_gradients(facts.evidence, apart.names):
+        return (
+            "In the backward of each step the ranks add up as many numbers as these parameters "
+            "have, their gradients, and something changes the gradients after that, such as "
+            "another backward of the same step, which reduces nothing.",
+            "Reduce the gradients once, between the last backward and the update.",
         )
     return samples_divided(facts)
 

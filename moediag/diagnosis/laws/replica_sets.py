@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.breach_words import hyper, of_breach, step_call
-from moediag.diagnosis.laws.large_calls import averaged
+from moediag.diagnosis.laws.large_calls import averaged, carried
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.laws.parameters_apart import of_apart, parameters_apart
 from moediag.diagnosis.laws.unreduced_calls import lines_of, why_unreduced
@@ -24,7 +24,9 @@ def replicas_apart(facts: Facts) -> Findings:
     """Values that a watched job must keep equal on several ranks differ: parameters of replicas, or
     numbers of their optimizer."""
     found = facts.of(law_facts)
-    breach, averages = found.breach, facts.of(averaged)
+    breach = found.breach
+    names = breach.parameters.names if breach is not None and breach.parameters is not None else ()
+    averages = facts.of(averaged) and carried(facts.evidence, names)
     alone = breach is not None and bool(why_unreduced(breach, facts))
     others = averages and alone and breach is not None and _others_kept(breach)
     if breach is not None and ((averages and alone and not others) or _equal_again(facts, breach)):
@@ -45,7 +47,7 @@ def replicas_apart(facts: Facts) -> Findings:
             # the parameters later. One check does not show whether the program writes them itself.
             lasting=len(breach.history.moments) > 1 and breach.parameters is not None and not alone,
             beside=True,
-            names=breach.parameters.names if breach.parameters is not None else (),
+            names=names,
         )
     if found.written is not None and breach is None and found.written.parameters is not None:
         names = found.written.parameters.names

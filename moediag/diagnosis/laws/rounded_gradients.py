@@ -3,20 +3,22 @@ not lost in that of the parameters."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.large_calls import elements
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import LOCAL
 from moediag.evidence.model import Evidence
 from moediag.protocol.names import plain_name
-from moediag.result.wording import listed, plural
+from moediag.result.wording import counted, plural
 
 _ENOUGH = 2  # steps
 _MANY = 4  # micro-batches; with autocast the gradient of a single one has few digits
 _FEW = 3  # matrices
-_MOST_KEPT = 0.5  # of the elements that have a gradient
+_FLAT = 1 << 16  # elements of matrices that a wrapper keeps as one vector
 _LOW = ("bfloat16", "float16", "half")
 
 
@@ -45,30 +47,34 @@ def gradients_rounded(facts: Facts) -> Findings:
 
 @law(suspects=True)
 def updates_rounded(facts: Facts) -> Findings:
-    """Most elements of parameters of 16 bits keep their value in the updates of torch's optimizers,
-    although they have gradients."""
+    """Most elements of some matrices of 16 bits keep their value in the updates of an optimizer
+    that does not add up elsewhere what is rounded away, although they have gradients."""
     for own in facts.of(recorded).values():
+        # The weights of norms are near 1, where rounding is coarse.
+        wide = {p.name for p in own.pieces if "x" in p.shape or elements(p.shape or "1") > _FLAT}
         rows = own.of("halves", _kept)
-        steps = {step for step, _, kept, elements in rows if kept > _MOST_KEPT * elements > 0}
+        times = Counter(name for _, _, lost in rows for name in lost)
+        last, of_all, every = rows[-1] if rows else (0, 0, {})
         # The first updates of a warm-up are small.
-        if len(steps) >= _ENOUGH + 1 and rows[-1][0] in steps:
-            step, names, kept, elements = rows[-1]
+        lost = {n: of for n, of in every.items() if n in wide and times[n] > _ENOUGH}
+        kept, whole = (sum(of[at] for of in lost.values()) for at in (0, 1))
+        if len(lost) >= _FEW or 2 * kept > of_all:
             yield Suspicious(
-                f"In the update of step {step} and in {len(steps) - 1} earlier checked ones, "
-                f"{100 * kept / elements:.0f} % of the elements with a gradient kept their value "
-                f"in parameters of 16 bits ({listed(names)}): the update is smaller than their "
-                "rounding and is lost. Keep parameters of float32 for the optimizer.",
-                names,
+                f"In the update of step {last} and in earlier checked ones most elements with a "
+                f"gradient kept their value in {counted(lost)} of 16 bits, there "
+                f"{100 * kept / whole:.0f} % of them: the update is smaller than their rounding "
+                "and is lost. Keep parameters of float32 for the optimizer.",
+                tuple(lost),
             )
             return
 
 
-def _kept(event: Mapping[str, Any]) -> tuple[int, tuple[str, ...], int, int]:
-    """Step, parameters of which most is lost, and over all: elements that were kept, and all."""
+def _kept(event: Mapping[str, Any]) -> tuple[int, int, dict[str, tuple[int, int]]]:
+    """Step, elements, and of parameters of which most is lost how many were kept, and all."""
     kept, elements = list(map(int, event["kept"])), list(map(int, event["elements"]))
     rows = zip(event["names"], kept, elements, strict=True)
-    names = tuple(plain_name(name) for name, one, of in rows if one > _MOST_KEPT * of)
-    return int(event["step"]), names, sum(kept), sum(elements)
+    lost = {plain_name(n): (one, of) for n, one, of in rows if 2 * one > of}
+    return int(event["step"]), sum(elements), lost
 
 
 def _reduced_in_low_precision(evidence: Evidence) -> bool:

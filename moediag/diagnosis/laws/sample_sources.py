@@ -225,7 +225,8 @@ def _beside(event: Mapping[str, Any]) -> tuple[int, tuple[str, str]]:
 
 def _drawn_again(evidence: Evidence) -> tuple[str, tuple[int, int], int, int] | None:
     """The line that made a loader of training, two ranks of those that average their gradients, how
-    many samples both drew in one pass in batches that do not follow each other, and of how many."""
+    many samples both drew in one pass in batches that do not follow each other, and of how many.
+    Ranks that read parts of one text which repeats itself have them in the same order."""
     found = {rank: _passes(own) for rank, own in recorded(evidence).items()}
     for over in sorted(averaging(evidence)):
         for key in dict.fromkeys(key for rank in over for key in found.get(rank, {})):
@@ -234,28 +235,30 @@ def _drawn_again(evidence: Evidence) -> tuple[str, tuple[int, int], int, int] | 
                 continue
             for one, other in combinations(over[:_FEW], 2):
                 mine, its = found[one][key], found[other][key]
-                same = sum(abs(mine[row] - its[row]) > 1 for row in mine.keys() & its.keys())
-                every = min(len(mine), len(its))
-                if same >= _SAME and same >= _PART * every:
-                    return key[0], (one, other), same, every
+                rows = mine.keys() & its.keys()
+                far = [r for r in rows if abs(mine[r][0] - its[r][0]) > 1]
+                apart, every = Counter(mine[r][1] - its[r][1] for r in far), min(map(len, drawn))
+                ordered = 2 * max(apart.values(), default=0) > len(far)
+                if len(far) >= _SAME and len(far) >= _PART * every and not ordered:
+                    return key[0], (one, other), len(far), every
     return None
 
 
-def _passes(own: RankLaws) -> dict[tuple[str, int], dict[str, int]]:
-    """The batch of each sample, by the line that made the loader and its passes with several
-    updates; empty where a sample came twice, as if samples were drawn at random each time."""
+def _passes(own: RankLaws) -> dict[tuple[str, int], dict[str, tuple[int, int]]]:
+    """The batch and the place of each sample, by the line that made the loader and its passes with
+    several updates; empty where a sample came twice, as if each was drawn at random."""
     passes: dict[tuple[str, int], list[tuple[int, int, str]]] = defaultdict(list)
     for (batches,) in own.rows("drawn", batches=list):
         for made, number, batch, updates, rows in batches:
             passes[made, number] += [(updates, batch, row) for row in rows]
-    found: dict[tuple[str, int], dict[str, int]] = {}
+    found: dict[tuple[str, int], dict[str, tuple[int, int]]] = {}
     numbers = Counter[str]()
     for (made, _), rows in sorted(passes.items()):
         steps = sorted({updates for updates, _, _ in rows})
         # A batch of an evaluation comes after many updates.
         if len(steps) > _ENOUGH and all(b - a <= _UPDATES for a, b in pairwise(steps)):
             numbers[made] += 1
-            known = {row: batch for _, batch, row in rows}
+            known = {row: (batch, at) for at, (_, batch, row) in enumerate(rows)}
             found[made, numbers[made]] = known if len(known) == len(rows) else {}
     return found
 

@@ -9,13 +9,7 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.large_calls import elements
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.laws.optimizer_checks import ENOUGH, Checks, long, optimizers, rate
-from moediag.evidence.law_model import (
-    NO_GRADIENT,
-    ZERO_GRADIENT,
-    LawCheck,
-    plain_names,
-    trains,
-)
+from moediag.evidence.law_model import NO_GRADIENT, ZERO_GRADIENT, LawCheck, plain_names, trains
 from moediag.evidence.model import Evidence
 from moediag.protocol.names import plain_name
 from moediag.result import Verdict

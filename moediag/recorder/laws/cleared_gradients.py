@@ -13,7 +13,7 @@ import torch
 
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.parameter_names import parameters_of
-from moediag.recorder.step.numbers import capturing
+from moediag.recorder.step.numbers import capturing, in_a_mode
 from moediag.recorder.step.pieces import GradientMark, distributed, local
 
 WATCHER = "laws of cleared gradients"
@@ -137,7 +137,8 @@ class ClearedGradients:
         self._waiting += [one for part in parts.values() for one in part]
 
     def _forward(self, *_: Any) -> None:
-        self._waiting[:] = [one for one in self._waiting if not one.begin(self._context)]
+        if not in_a_mode():
+            self._waiting[:] = [one for one in self._waiting if not one.begin(self._context)]
 
     def _backward(self, _loss: Any) -> None:
         """FSDP2 itself adds to the gradients of shards, after autograd."""

@@ -30,13 +30,7 @@ _MOST = 16  # calls of one step
 _ROWS = 16  # samples of which scores are read: a copy of all may be too large
 _NEAR = 1e-2  # a sum of probabilities of 16 bits
 _TOKENS = 8  # targets that show that they are tokens
-_NOTHING: Dict[str, Any] = {
-    "unfit": False,
-    "spread": False,
-    "ahead": -1,
-    "counted": 0,
-    "padding": 0,
-}
+_NONE: Dict[str, Any] = {"unfit": False, "spread": False, "ahead": -1, "counted": 0, "padding": 0}
 # Nodes of autograd that keep the elements of a tensor.
 _SAME = (
     "Clone", "Index", "Permute", "Reshape", "Select", "Slice", "Squeeze", "ToCopy", "Transpose",
@@ -78,7 +72,7 @@ class LossInputs:
         if plain != [True, True] or again or not result.requires_grad or capturing():
             return
         given, target = args[0].detach(), args[1].detach()
-        row: Dict[str, Any] = {"name": name, "line": self._context.line(frame), **_NOTHING}
+        row: Dict[str, Any] = {"name": name, "line": self._context.line(frame), **_NONE}
         if name == _BINARY:
             kinds = [type(node).__name__ for node in terms(args[0], _SAME)]
             row["unfit"] = all(kind.startswith("Sigmoid") for kind in kinds)

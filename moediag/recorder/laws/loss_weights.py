@@ -37,7 +37,7 @@ _MOST_NODES = 256  # of the graph of a loss
 _kept: List[Any] = []
 _CROSS_ENTROPY = ("NllLoss", "CrossEntropyLoss")
 # Losses of torch of which the value is known, and of which a loss may be a sum.
-_VALUED = ("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy")
+_VALUED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy")
 _MOST_VALUES = 1 << 22
 _PART = "moediag"  # what their nodes have, in the metadata
 _EXACT = {torch.float32, torch.float64}
@@ -280,7 +280,8 @@ def terms(loss: Any, linear: Tuple[str, ...]) -> List[Any]:
         if name.startswith(_WRAPPER):  # it copies each output of the model from an input
             edges = edges[output : output + 1]
         inner = [edge for edge in edges if edge[0] is not None]
-        if name.startswith(_CROSS_ENTROPY) or not inner or not name.startswith(linear):
+        part = name.startswith(_CROSS_ENTROPY) or _PART in node.metadata
+        if part or not inner or not name.startswith(linear):
             found.append(node)
         else:
             waiting += [edge for edge in inner if edge not in seen]

@@ -162,7 +162,7 @@ class ModelInputs:
 
     def _draws(self, _frame: Any, drawn: Any, iterator: Any) -> None:
         if self._drawn.get(iterator) is None:
-            self._drawn.set(iterator, (repr(drawn)[:_ORDER], _random_states()))
+            self._drawn.set(iterator, (repr(drawn)[:_ORDER], random_states()))
 
     def _worked(self, frame: Any, batch: Any, iterator: Any) -> None:
         """Compares the first two batches of each worker of a stream: those of a worker differ, and
@@ -208,7 +208,7 @@ class ModelInputs:
             of.began = of.known["began"] = self._context.steps
             of.known["order"], states = self._drawn.get(iterator) or ("", None)
             # A dataset without data may make them up. One that draws nothing makes up the same.
-            alone = getattr(iterator, "_num_workers", 1) == 0 and states == _random_states()
+            alone = getattr(iterator, "_num_workers", 1) == 0 and states == random_states()
             if not of.has_data and not alone:
                 of.known["data"] = ""
             of.known["line"] = self._context.line(frame)
@@ -264,11 +264,13 @@ def _length(dataset: Any) -> int:
         return 0
 
 
-def _random_states() -> int:
-    """A hash of the states of the random numbers that a dataset may draw."""
+def random_states() -> int:
+    """A hash of the states of the random numbers that a program may draw."""
+    states = [torch.get_rng_state()]
+    states += [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
     numpy: Any = sys.modules.get("numpy")
     of_numpy = str(numpy.random.get_state()[1:3]) if numpy is not None else ""
-    return hash((torch.get_rng_state().numpy().tobytes(), random.getstate(), of_numpy))
+    return hash((*(one.numpy().tobytes() for one in states), random.getstate(), of_numpy))
 
 
 def _describe(value: Any, found: List[str], depth: int) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from itertools import islice
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Set, Tuple
 
 import torch
 
@@ -114,8 +114,9 @@ class ModelValues:
         ids = set(map(id, owned))
         known, left = self._context.names.of(owned), _left(models, ids)
         # Not where an optimizer has copies of the parameters, with gradients of their own, but for
-        # DeepSpeed, which says which parameters they are.
-        if any(n is None and p.grad is not None for n, p in zip(known, owned)):  # noqa: B905
+        # DeepSpeed, which says which parameters they are. A single number is no copy.
+        copies = (p for n, p in zip(known, owned) if n is None and p.numel() > 1)  # noqa: B905
+        if any(p.grad is not None for p in copies):
             held = held_by_engines([model.root for model in models])
             left = [p for p in left if held and id(p) not in held]
         hidden = [pair for model in models for pair in _hidden(model)][:_MOST_NAMES]
@@ -131,7 +132,7 @@ class ModelValues:
         self._context.log.event(
             "model", step=step, models=described, left_out=found,
             tensors=[name for name, p in hidden if not isinstance(p, torch.nn.Parameter)],
-            replaced=list(found) if left and self._replaced(owned, known, left) else [],
+            replaced=list(found) if left and _replaced(models, owned, left) else [],
             unowned=self._unowned(ids) if found else [],
             averages=[int(average.n_averaged) for average in self._averages.owners()],
             followers=[(kind, of(read)) for kind, of in followers],
@@ -180,11 +181,13 @@ class ModelValues:
             if model.trains(()) and owned.isdisjoint(map(id, model.parameters))
         ]
 
-    def _replaced(self, owned: List[Any], known: List[Optional[str]], left: List[Any]) -> bool:
-        """Whether ``left`` replaced parameters: optimizers have as many of the same shapes that
-        have no gradient and belong to no module."""
-        orphans = [p for n, p in zip(known, owned) if n is None and p.grad is None]  # noqa: B905
-        return sorted(tuple(p.shape) for p in orphans) == sorted(tuple(p.shape) for p in left)
+
+def _replaced(models: List[ModelParts], owned: List[Any], left: List[Any]) -> bool:
+    """Whether ``left`` replaced parameters: optimizers have as many of the same shapes that have no
+    gradient and belong to no model that was seen, or to none any more."""
+    of_models = {id(p) for model in models for p in model.parameters}
+    orphans = [p for p in owned if p.grad is None and id(p) not in of_models]
+    return sorted(tuple(p.shape) for p in orphans) == sorted(tuple(p.shape) for p in left)
 
 
 def _left(models: List[ModelParts], owned: Set[int]) -> List[Any]:

@@ -30,8 +30,6 @@ _MAX_OPTIMIZERS = 64  # a program that makes one for each parameter is not check
 _STUCK = 8  # calls of step() without a new step: its model is not seen running
 _MAX_STILL = 64  # parameters that are read again after an update
 _MAX_NONFINITE = 20  # names that are listed
-
-
 _FEW = 8  # parameters whose state tells how many updates it has counted
 _PAST = 32  # updates that a check tells of
 _OFTEN = 10  # states that are kept of saves that follow each other closely, and steps between them

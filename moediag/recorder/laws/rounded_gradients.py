@@ -1,5 +1,5 @@
 """Records, at checked steps, how many gradients of float32 have the digits of bfloat16 only, and
-how many elements of parameters of 16 bits an update of torch's optimizers does not change.
+how many elements of parameters of 16 bits an update does not change.
 
 rounded     step optimizer(class) matrices(whose gradients were read) rounded
 halves      step names[] elements[with a gradient] kept[of these]   of parameters of 16 bits
@@ -13,6 +13,7 @@ from typing import Any, List
 import torch
 
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.model_inputs import random_states
 from moediag.recorder.parameter_names import parameters_of
 from moediag.recorder.step.numbers import capturing
 from moediag.recorder.step.pieces import local, placed_alike
@@ -24,10 +25,13 @@ _ENOUGH = 1 << 13  # elements of one that are read, evenly spread
 _LOW = 0xFFFF  # bits of a float32 that a bfloat16 does not have
 _HALF = (torch.bfloat16, torch.float16)
 _FEW = 16  # parameters of 16 bits
+# What other optimizers keep for a parameter, in which nothing of it is added up.
+_MOMENTS = {"exp_avg", "exp_avg_sq", "m", "v", "momentum", "momentum_buffer", "next_m", "next_v"}
 
 
 def install(context: LawContext) -> None:
     halves: List[Any] = []  # of the running update: parameter, its value, where it has a gradient
+    states: List[int] = []  # of random numbers, before that of an optimizer that is not torch's
 
     def before(optimizer: Any, _closure: bool, _frame: Any) -> None:
         if capturing():
@@ -35,6 +39,8 @@ def install(context: LawContext) -> None:
         halves[:] = [
             (p, local(p).clone(), local(p.grad) != 0) for p in _of_16_bits(optimizer)[:_FEW]
         ]
+        of_torch = type(optimizer).__module__.startswith("torch.optim.")
+        states[:] = [random_states()] if halves and not of_torch else []
         read = [_rounded(one) for one in _matrices(optimizer)]
         if read:
             device = read[0].device
@@ -42,10 +48,13 @@ def install(context: LawContext) -> None:
             kind = type(optimizer).__name__
             context.event("rounded", optimizer=kind, matrices=len(read), rounded=rounded)
 
-    def after(_optimizer: Any) -> None:
+    def after(optimizer: Any) -> None:
         rows, halves[:] = list(halves), []
-        names = context.names.of([parameter for parameter, _, _ in rows])
-        if None in names:
+        parameters = [parameter for parameter, _, _ in rows]
+        names = context.names.of(parameters)
+        # One of the program may round at random, or add up elsewhere what is rounded away.
+        moments = all(_has_moments(optimizer.state.get(p), p.dtype) for p in parameters)
+        if None in names or (states and not (moments and states == [random_states()])):
             return
         counts = [
             torch.stack((moves.sum(), (moves & (local(p) == value)).sum()))
@@ -59,9 +68,6 @@ def install(context: LawContext) -> None:
 
 
 def _of_16_bits(optimizer: Any) -> List[Any]:
-    """Parameters of torch's own optimizers: others may keep elsewhere what is rounded away."""
-    if not type(optimizer).__module__.startswith("torch.optim."):
-        return []
     every = (p for group in optimizer.param_groups if group.get("lr") for p in group["params"])
     return [
         p for p in every
@@ -70,19 +76,21 @@ def _of_16_bits(optimizer: Any) -> List[Any]:
     ]  # fmt: skip
 
 
+def _has_moments(state: Any, dtype: Any) -> bool:
+    """Whether the tensors of an optimizer's state are moments only, of this dtype."""
+    every = {k: x for k, x in (state or {}).items() if torch.is_tensor(x) and x.dim()}
+    return bool(every) and every.keys() <= _MOMENTS and {x.dtype for x in every.values()} == {dtype}
+
+
 def _matrices(optimizer: Any) -> List[Any]:
     every = (local(p.grad) for p in parameters_of(optimizer) if p.grad is not None)
     return list(islice(filter(_readable, every), _MOST))
 
 
 def _readable(gradient: Any) -> bool:
-    return (
-        type(gradient) is torch.Tensor
-        and gradient.dtype is torch.float32
-        and gradient.dim() > 1
-        and gradient.layout is torch.strided
-        and gradient.numel() in _ELEMENTS
-    )
+    plain = type(gradient) is torch.Tensor and gradient.layout is torch.strided
+    floats = plain and gradient.dtype is torch.float32
+    return floats and gradient.dim() > 1 and gradient.numel() in _ELEMENTS
 
 
 def _rounded(gradient: Any) -> Any:

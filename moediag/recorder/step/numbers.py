@@ -232,9 +232,17 @@ def traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._is_tracing()
 
 
+def in_a_mode() -> bool:
+    """Whether a TorchDispatchMode, as that of make_fx or of selective checkpointing, sees each
+    operation."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def capturing() -> bool:
-    """Whether this thread records a CUDA graph: copying to the host would break it."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    """Whether nothing may be computed now: a mode would see it, or this thread records a CUDA
+    graph, which a copy to the host would break."""
+    graph = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return graph or in_a_mode()
 
 
 def digest(*values: Any, size: int = 16) -> str:

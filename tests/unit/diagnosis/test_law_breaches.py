@@ -24,7 +24,7 @@ from moediag.evidence.law_model import (
 )
 from moediag.evidence.model import Collective, RankEvidence
 from moediag.result import Diagnosis
-from tests.unit.law_evidence import STEPS, check, job, other, with_events
+from tests.unit.law_evidence import NAMES, STEPS, check, job, other, with_events
 
 
 def apart(rank: int, since: int, *what: str) -> object:
@@ -754,6 +754,25 @@ class TestPlainParameters:
         alone = lambda of, one: change(of, one, 2)  # noqa: E731
         assert not diagnose(job(2, alone, PLAIN, names=names)).suspicious
 
+    @pytest.mark.parametrize(
+        ("sizes", "phase", "steps", "fails"),
+        [((136,), "backward", STEPS, True), ((64, 64, 8), "backward", STEPS, True),
+         ((64, 64), "backward", STEPS, False), ((136,), "forward", STEPS, False),
+         ((136,), "backward", STEPS[:3], False), ((), "backward", STEPS, False)],
+    )  # fmt: skip
+    def test_gradients_that_are_reduced_and_change_again(
+        self, sizes: tuple[int, ...], phase: str, steps: Sequence[int], fails: bool
+    ) -> None:
+        """All gradients in each backward; activations, and some updates, show no one model."""
+        calls = [
+            Collective(n, "world", n, "all_reduce", size, size, "float32", step=step, phase=phase)
+            for step in steps for n, size in enumerate(sizes, 8)
+        ]  # fmt: skip
+        of = self.found(*self.NAMES, calls=calls)
+        assert ("their gradients, and something changes" in of.cause) is fails
+        assert (of.verdict == "replica-divergence") is fails and (fails or of.suspicious)
+        assert self.found(*self.NAMES, calls=calls, rates=("0.1", "0.2")).verdict == "clean"
+
     def test_a_model_that_accelerate_did_not_wrap_is_a_failure(self) -> None:
         events = {"unwrapped": ({"model": "Net", "line": "train.py:7 main"},)}
         of = self.found(*self.NAMES, events=events)
@@ -874,8 +893,13 @@ class TestPlainParameters:
 
 
 class TestCalledWithoutTheWrapper:
-    def found(self, *calls: Collective, event: str = "bare") -> Diagnosis:
-        evidence = job(2, drift(1, 2))  # type: ignore[arg-type]
+    def found(self, *calls: Collective, event: str = "bare", shape: str = "") -> Diagnosis:
+        def change(rank: int, one: LawCheck) -> LawCheck:
+            changed: LawCheck = drift(1, 2)(rank, one)  # type: ignore[operator]
+            wide = replace(one.pieces[0], shape=shape or one.pieces[0].shape)
+            return replace(changed, pieces=(wide, *one.pieces[1:]))
+
+        evidence = job(2, change, names=(*NAMES, *["small.weight"] * bool(shape)))
         events = {event: ({"line": "train.py:6 main", "step": 1},)}
         every = {}
         for rank, seen in evidence.ranks.items():
@@ -893,6 +917,12 @@ class TestCalledWithoutTheWrapper:
         call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=4)
         of = self.found(call)
         assert of.verdict == "clean" and "averages or sends" in of.suspicious[0]
+
+    def test_a_call_that_has_a_smaller_matrix_only_averages_nothing(self) -> None:
+        """A metric of many samples, beside a model with a small matrix."""
+        call = Collective(9, "world", 9, "all_gather", 32, 64, "float32", step=4)
+        assert self.found(call, shape="8x8").verdict == "clean"
+        assert self.found(call, shape="64x8").verdict == "replica-divergence"
 
     def test_without_such_a_call_averaging_explains_nothing(self) -> None:
         call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=4)

@@ -222,6 +222,14 @@ class TestReplaced:
         assert of.verdict == "wrong-weights"
         assert "1 parameter (head.weight) had gradients and no optimizer has them" in of.cause
 
+    def test_replaced_after_the_first_update(self) -> None:
+        laws = self.laws(*[("head.weight",)] * 4)
+        first = replace(laws.models[0], left_out={}, replaced=())
+        of = found(replace(laws, models=(first, *laws.models[1:])))
+        assert of.verdict == "wrong-weights" and "since step 2 1 parameter" in of.cause
+        never = replace(laws, models=(first, *laws.models[2:]))
+        assert found(never).verdict == "clean"
+
     def test_left_out_in_some_steps_or_on_some_ranks_only(self) -> None:
         every = self.laws(*[("head.weight",)] * 4)
         assert found(self.laws(*[("head.weight",)] * 3, ())).verdict == "clean"

@@ -241,6 +241,25 @@ class TestModels:
                 ] == [True] * told  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("value", "kinds", "told"),
+    [(lambda rank, step: f"{rank} {step}", ("Critic", "Critic"), True),
+     (lambda rank, step: f"{rank} {step}", ("Critic", "Actor"), False),  # of another class
+     (lambda rank, step: f"{rank}", ("Critic", "Critic"), False),  # of no model that trains
+     (lambda rank, step: f"{step}", ("Critic", "Critic"), False)],
+    ids=["apart", "another class", "constant", "equal"],
+)  # fmt: skip
+def test_targets_that_begin_with_other_values_on_each_rank(
+    value: Callable[[int, int], str], kinds: tuple[str, str], told: bool
+) -> None:
+    def add(rank: int, laws: RankLaws) -> RankLaws:
+        of = lambda step: ((kinds[0], {"a.weight": value(rank, step)}), (kinds[1], {}))  # noqa: E731
+        return replace(laws, models=tuple(ModelState(s, followers=of(s)) for s in (1, 2, 3, 6)))
+
+    found = diagnose(with_laws(job(2), add)).suspicious
+    assert ["began with other values on each rank" in text for text in found] == [True] * told
+
+
 class TestTied:
     def found(self, drifts: bool, names: Mapping[int, tuple[str, ...]]) -> Diagnosis:
         """Each rank is a stage; all of a stage's matrices have the values of the other's."""

@@ -798,20 +798,33 @@ class TestRounded:
 
 class TestUpdatesOf16Bits:
     def found(self, *kept: int) -> tuple[str, ...]:
-        rows = zip((1, 2, 3, 6), kept, strict=False)
+        names = ("a.weight", "b.weight")
         events = tuple(
-            {"step": step, "names": ["a.weight", "b.weight"], "elements": [80, 20], "kept": [n, 0]}
-            for step, n in rows
+            {"step": step, "names": names, "elements": [80, 20], "kept": [n, 0]}
+            for step, n in zip(STEPS, kept, strict=False)
         )
-        return diagnose(with_events(job(2), halves=events)).suspicious
+        return diagnose(with_events(job(2, names=names), halves=events)).suspicious
 
     def test_most_elements_keep_their_values(self) -> None:
         (text,) = self.found(0, 70, 70, 60)
-        assert "step 6 and in 2 earlier checked ones, 60 %" in text and "(a.weight)" in text
+        assert "step 6 and in earlier" in text and "1 parameter (a.weight) of 16" in text
+        assert "75 % of them" in text
 
     @pytest.mark.parametrize("kept", [(), (70, 70), (70, 70, 70, 40), (50, 50, 50, 50)])
     def test_few_elements_a_warm_up_and_too_few_steps(self, kept: tuple[int, ...]) -> None:
         assert not self.found(*kept)
+
+    @pytest.mark.parametrize(("kind", "told"), [("weight", True), ("bias", False)])
+    def test_several_matrices_among_others(self, kind: str, told: bool) -> None:
+        """The weights of norms, which are near 1, move last."""
+        names = (*(f"{n}.{kind}" for n in "abc"), "d.weight", "e.weight", "f.weight", "g.weight")
+        events = tuple(
+            {"step": step, "names": names, "elements": [20] * 3 + [80] * 4,
+             "kept": [20] * 3 + [0] * 4}
+            for step in STEPS
+        )  # fmt: skip
+        found = diagnose(with_events(job(2, names=names), halves=events)).suspicious
+        assert ["3 parameters ({a,b,c}.weight)" in text for text in found] == [True] * told
 
 
 class TestReturnedWeights:

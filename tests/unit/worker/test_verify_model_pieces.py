@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 
 from moediag.protocol import MeasuredStep
@@ -17,6 +18,7 @@ from moediag.ranks.verify import samples, tensor_files
 from moediag.ranks.verify.model_pieces import owners, pieces
 from moediag.ranks.verify.tensor_files import Stored
 from moediag.recorder.step.pieces import BOX, ELEMENTS, FLAT, WHOLE, Where
+from tests.unit.fake_ranks import fake_rank
 from tests.unit.sharded import fully_sharded, numbered, placed, rank_of
 
 
@@ -67,6 +69,22 @@ def test_shards_of_all_ranks_are_the_whole_tensor(shape: tuple[int, ...]) -> Non
     assert reason == ""
     assert found is not None
     assert torch.equal(found, numbered(*shape))
+
+
+def test_parameters_that_are_whole_after_a_forward_are_read_as_shards() -> None:
+    """FSDP2 keeps the outermost unit's until the next backward, in the dtype of the computation."""
+    with fake_rank(0, 2):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        fully_shard(model[0])
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        optimized = dict(model.named_parameters())
+        with torch.no_grad():
+            model(torch.ones(1, 4))
+        assert dict(model.named_parameters())["1.weight"] is not optimized["1.weight"]
+        assert all(one is optimized[name] for name, one in owners(model).items())
+        for piece in pieces(model):
+            assert piece.owner is optimized[piece.name] and piece.where.kind == BOX
+            assert piece.read().dtype == torch.float32
 
 
 def test_strided_shards_of_all_ranks_are_the_whole_tensor() -> None:

@@ -96,6 +96,8 @@ class TestLossWeights:
         [
             (lambda x, y: functional.cross_entropy(x, y).mul_(3), 0.0),
             (lambda x, y: functional.cross_entropy(x, y) + functional.mse_loss(x, x * 2), 0.0),
+            (lambda x, y: functional.cross_entropy(x, y) + functional.l1_loss(x, -x) + 0.5, 0.5),
+            (lambda x, y: functional.cross_entropy(x, y) + functional.l1_loss(x, -x).exp(), None),
             (lambda x, y: functional.cross_entropy(x, y) / 2 + x.detach().sum() * 0 + 0.25, 0.25),
             (lambda x, y: functional.cross_entropy(x, y) + x.square().mean(), None),
             (lambda x, y: functional.cross_entropy(x.bfloat16(), y), None),
@@ -104,7 +106,9 @@ class TestLossWeights:
     def test_a_part_without_a_gradient(
         self, tmp_path: Path, loss: Callable[[Any, Any], Any], rest: float | None
     ) -> None:
-        for row in self.recorded(tmp_path, loss):
+        rows = self.recorded(tmp_path, loss)
+        assert len(rows) == 3
+        for row in rows:
             assert row[0]["rest"][1:] == ([] if rest is None else [pytest.approx(rest, abs=1e-6)])
 
     def test_weighted_classes_and_other_losses_are_left_out(self, tmp_path: Path) -> None:
@@ -139,6 +143,27 @@ def test_what_is_traced_is_not_seen(tmp_path: Path, kind: Any) -> None:
 
     train(net, step)
     assert written(tmp_path, "loss_inputs") == []
+
+
+def test_a_mode_of_the_program_sees_the_program_only(tmp_path: Path) -> None:
+    """As make_fx, which makes a graph of what it sees."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    net, target = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5)), torch.tensor([1, 2])
+
+    def loss(batch: Any) -> Any:
+        return functional.cross_entropy(net(batch), target)
+
+    def computed() -> list[str]:
+        return [str(node.target) for node in make_fx(loss)(torch.tensor([0, 1])).graph.nodes]
+
+    before = computed()
+
+    def step(_: int) -> None:
+        assert computed() == before
+        loss(torch.tensor([0, 1])).backward()
+
+    train(net, step)
 
 
 def test_gradients_after_the_backward_and_before_the_update(
@@ -282,6 +307,41 @@ def test_updates_of_16_bits_that_are_lost(tmp_path: Path, rate: float) -> None:
     event, *_ = written(tmp_path, "halves")
     assert event["names"] == ["weight", "bias"] and event["elements"] == [16, 4]
     assert event["kept"] == ([16, 4] if rate < 1e-3 else [0, 0])
+
+
+class Signs(torch.optim.Optimizer):
+    """Keeps a moment, and adds a sign of it to parameters of 16 bits."""
+
+    def __init__(self, parameters: Any, how: str) -> None:
+        super().__init__(parameters, {"lr": 1e-6})
+        self.how = how
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            name = "shift" if self.how == "added up" else "exp_avg"
+            dtype = torch.float32 if self.how == "float32" else parameter.dtype
+            state[name] = parameter.grad.to(dtype, copy=True)
+            if self.how == "at random":
+                torch.rand(1)
+            if self.how == "nothing":
+                del state[name]
+            parameter.data.add_(parameter.grad.sign(), alpha=-1e-6)
+
+
+@pytest.mark.parametrize("how", ["lost", "added up", "float32", "at random", "nothing"])
+def test_updates_of_16_bits_that_an_optimizer_of_the_program_loses(
+    tmp_path: Path, how: str
+) -> None:
+    net = nn.Linear(4, 4).bfloat16()
+    optimizer = Signs(net.parameters(), how)
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(torch.ones(2, 4).bfloat16()).sum().backward()
+        optimizer.step()
+    assert [event["kept"][0] > 8 for event in written(tmp_path, "halves")] == [True] * 3 * (
+        how == "lost"
+    )
 
 
 @pytest.mark.parametrize(("back", "since"), [(4, 5), (0, None), (None, None)])
@@ -585,7 +645,7 @@ class TestLossInputs:
             (lambda x, y: functional.cross_entropy(x, y), False),
             (lambda x, y: functional.cross_entropy(x.log_softmax(1), y), False),
             (lambda x, y: functional.cross_entropy(x.sigmoid(), y), False),
-            (lambda x, y: functional.nll_loss(x, y), True),
+            (lambda x, y: functional.nll_loss(x - x.mean(1, keepdim=True), y), True),
             (lambda x, y: functional.nll_loss(x.softmax(1), y), True),
             (lambda x, y: functional.nll_loss(x.log_softmax(1), y), False),
             # Of a policy, and of a focal loss.

@@ -1071,22 +1071,29 @@ class TestSchedulersOfAnotherOptimizer:
         assert not self.found(tmp_path, scheduled)
 
 
-@pytest.mark.parametrize("replaced", [True, False])
+@pytest.mark.parametrize("replaced", [-1, 1, None])
+@pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_layer_that_is_replaced_after_the_optimizer_was_made(
-    tmp_path: Path, replaced: bool
+    tmp_path: Path, replaced: int | None, shape: tuple[int, ...]
 ) -> None:
-    net = model()
-    trained = net.parameters() if replaced else net[0].parameters()
+    """Before the first step, or after the second one. A temperature is no copy of a parameter."""
+    net, temperature = model(), nn.Parameter(torch.ones(shape))
+    trained = net[0].parameters() if replaced is None else net.parameters()
     optimizer = torch.optim.SGD(list(trained), lr=0.1)
-    if replaced:
-        net[2] = nn.Linear(3, 2)
-    for _ in range(4):
+    other = torch.optim.SGD([temperature], lr=0.1)
+    for step in range(-1, 6):
+        if step == replaced:
+            net[2] = nn.Linear(3, 2)
+        if step < 0:
+            continue
         backward(net)
+        temperature.sum().backward()
+        other.step()
         optimizer.step()
         optimizer.zero_grad()
-    states = laws(tmp_path).models[1:]
+    states = laws(tmp_path).models[1 if replaced != 1 else 2 :]
     assert all(set(state.left_out) == {"2.weight", "2.bias"} for state in states)
-    expected = ("2.weight", "2.bias") if replaced else ()
+    expected = () if replaced is None else ("2.weight", "2.bias")
     assert {state.replaced for state in states} == {expected}
 
 

@@ -31,7 +31,7 @@ from moediag.protocol.recorded_state import (
 from moediag.ranks.resume.program_state import Objects, StateOf
 from moediag.ranks.verify import samples
 from moediag.ranks.verify.ending import Continuing, Ending
-from moediag.ranks.verify.model_pieces import Piece, part_of, pieces
+from moediag.ranks.verify.model_pieces import Piece, part_of, pieces, shard_again
 from moediag.recorder.step import instrument
 from moediag.recorder.step.checkpoint_files import SAVE, CheckpointFiles
 from moediag.recorder.step.hooks import StepHooks
@@ -195,6 +195,7 @@ class StateRecording:
         number = len(self._roots)
         self._roots.append(module)
         known = {id(p.owner) for p in self._pieces.values() if p.owner is not None}
+        shard_again(module)
         found = pieces(module, f"model{number + 1}." if number else "")
         new = [p for p in found if p.owner is None or id(p.owner) not in known]
         self._pieces.update((p.name, p) for p in new)

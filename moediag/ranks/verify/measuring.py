@@ -31,6 +31,7 @@ from moediag.ranks.verify.model_pieces import (
     owners,
     part_of,
     pieces,
+    shard_again,
     shells,
     tied,
 )
@@ -266,6 +267,7 @@ class Measuring:
         prefix = f"model{len(self._roots) + 1}." if self._roots else ""
         self._roots.append(weakref.ref(module))
         known = {id(p.owner) for p in self._pieces.values() if p.owner is not None}
+        shard_again(module)
         found = [p for p in pieces(module, prefix) if p.owner is None or id(p.owner) not in known]
         self._clips.of_fsdp1(module)
         enough_room(found, self._request, alone=self._answer.known.world_size == 1)

@@ -71,9 +71,7 @@ def pieces(root: Any, prefix: str = "") -> List[Piece]:
             for piece in _of_handle(handle, named(name + "." if name else "")):
                 found.setdefault(piece.name, piece)
             flat += map(id, flat_parameters(handle))
-    shards = _shards(root)
-    for name, now in root.named_parameters():
-        parameter = shards.get(id(now), now)
+    for name, parameter in root.named_parameters():
         if id(parameter) not in flat:
             full = named(name)
             found.setdefault(full, _of_tensor(full, parameter, parameter.requires_grad))
@@ -100,21 +98,18 @@ def shells(model: Any) -> List[Any]:
 def owners(root: Any, prefix: str = "") -> Dict[str, Any]:
     """Returns the parameters of ``root`` under all their names."""
     outer = [name for name, module in root.named_modules() if type(module).__name__ in OUTER]
-    shards = _shards(root)
     return {
-        prefix + plain_name(name, outer): shards.get(id(parameter), parameter)
+        prefix + plain_name(name, outer): parameter
         for name, parameter in root.named_parameters(remove_duplicate=False)
     }
 
 
-def _shards(root: Any) -> Dict[int, Any]:
-    """The shard of each parameter that FSDP2 has whole now, as after a validation, by its id. The
-    whole one is freed later, and no optimizer has it."""
-    states = (one._get_fsdp_state() for one in root.modules() if hasattr(one, "_get_fsdp_state"))
-    groups = (getattr(state, "_fsdp_param_group", None) for state in states)
-    every = (one for group in groups if group is not None for one in group.fsdp_params)
-    whole = ((getattr(one, "_unsharded_param", None), one) for one in every)
-    return {id(tensor): one.sharded_param for tensor, one in whole if tensor is not None}
+def shard_again(root: Any) -> None:
+    """FSDP2 keeps parameters of the outermost unit whole after a validation. The next forward makes
+    them again, of the shards, which the optimizer has and which are read and written here."""
+    for module in root.modules():
+        if hasattr(module, "_get_fsdp_state"):
+            module.reshard()
 
 
 def tied(root: Any, prefix: str = "") -> Dict[str, str]:

@@ -115,13 +115,13 @@ def starts_apart(facts: Facts) -> Findings:
     parameters that are made after FSDP sharded others of their names. Or a wrapper averages
     gradients of experts of different numbers."""
     laws = facts.of(recorded).values()
-    if unlike := facts.of(_other_experts):
-        told = " and ".join(f"{listed(names)} on rank {rank}" for rank, names in unlike.items())
+    if experts := facts.of(_other_experts):
+        told = " and ".join(f"{listed(names)} on rank {rank}" for rank, names in experts.items())
         yield Suspicious(
             "The wrapper averages gradients by position, and has experts of different "
             f"numbers there ({told}): each rank trains its experts with the gradients of others. "
             "Tell the wrapper to ignore experts, by the names that they have in what it wraps.",
-            tuple(name for names in unlike.values() for name in names),
+            tuple(name for names in experts.values() for name in names),
         )
     often = Counter(name for one in facts.of(reductions) for name in one.names)
     reduced = {name for name, steps in often.items() if steps >= _ENOUGH}
@@ -141,15 +141,14 @@ def starts_apart(facts: Facts) -> Findings:
         one = {n for n, of in grads.items() if all(len(row) == 1 and trains(row) for row in of)}
         reduced |= {name for name in one if len(grads[name]) >= _ENOUGH}
     began = {n: rows for (_, n), rows in found.items() if rows and len(rows[0] - {None}) > 1}
-    others = (n for n in began if sum(len(row) > 1 for row in grads[n] if trains(row)) >= _ENOUGH)
-    made = tuple(name for name in others if all(name in own.shards for own in laws))
+    unlike = {n: sum(len(row) > 1 for row in grads[n] if trains(row)) for n in began}
+    made = tuple(n for n in began if unlike[n] >= _ENOUGH and all(n in own.shards for own in laws))
     if made and {piece.how for own in laws for piece in own.pieces} == {PART, PLAIN}:
         yield Broken(
             f"FSDP sharded {counted(made)}, and the optimizer has others of the same names that "
             "were made later: no wrapper has them, and values and gradients differ between ranks.",
             pattern="made after sharding",
             next_step="Replace layers before the model is wrapped.",
-            beside=True,
             names=made,
         )
     apart, why = tuple(filter(reduced.__contains__, began)), "their gradients are added up"
@@ -163,8 +162,8 @@ def starts_apart(facts: Facts) -> Findings:
         apart = tuple(name for name, rows in began.items() if _equal_later(rows[1:]))
         why = "after the first update they are equal"
     if sends and facts.of(wraps_a_part) and not apart:
-        experts = [name for name in began if "expert" in name.lower()]
-        apart = tuple(n for n in began if experts and n not in experts and is_router(n))
+        parts = [name for name in began if "expert" in name.lower()]
+        apart = tuple(n for n in began if parts and n not in parts and is_router(n))
         why = "they are routers, and the wrapper keeps other layers outside the experts equal"
         what = (
             "send equal samples to different experts. Do not tell the wrapper to ignore routers, "

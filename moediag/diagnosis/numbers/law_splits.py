@@ -171,9 +171,9 @@ def histories(checks: Checks) -> tuple[History, ...]:
 
 def _written(checks: Checks) -> set[str]:
     """Parameters of wrappers that train nothing and that the program writes itself, as a memory of
-    each rank's own samples: they never have a gradient, though others do, and change. Those are
-    none that begin equal, change on all ranks and are called as others that train are in another
-    part of the model: averages of these."""
+    each rank's own samples: they never have a gradient, though others do, and change. Averages
+    of others are none: they begin equal, change on all ranks, and have the names of these in
+    another part of the model."""
     values: dict[tuple[int, str], set[str | None]] = defaultdict(set)
     firsts: dict[str, set[str | None]] = defaultdict(set)
     trained: set[str] = set()

@@ -87,8 +87,7 @@ class ModelInputs:
         self._loss: Tuple[int, Any] = 0, None  # step, the loss of its first backward
         self._made = ByObject()  # data loader -> the user's line that made it
         self._passes = ByObject()  # iterator -> _Pass
-        # Iterator -> first indices, random states after them, the sampler's iterator, later indices
-        self._drawn = ByObject()
+        self._drawn = ByObject()  # iterator -> first indices, random states, sampler's, later ones
         self._latest: Optional[_Pass] = None  # the pass that gave the last batch
         self._updates = -1  # optimizer steps when it did
         self._used: List[Any] = []  # weak references to iterators that gave batches since then
@@ -166,7 +165,8 @@ class ModelInputs:
     # ------------------------------------------------------------------ data loaders
 
     def _draws(self, _frame: Any, drawn: Any, iterator: Any) -> None:
-        known, of = self._drawn.get(iterator), iterator._sampler_iter
+        known: Any = self._drawn.get(iterator)
+        of = iterator._sampler_iter
         if known is None or known[2] is not of:
             known = repr(drawn)[:_ORDER], _random_states(), of, deque[Any]()
             self._drawn.set(iterator, known)
@@ -202,9 +202,10 @@ class ModelInputs:
         if of is not None and self._kept < _MAX_BATCHES and several_ranks():
             self._kept += 1
             place = of.known["made"], of.number, iterator._num_yielded, updates
-            indices = isinstance(drawn, list) and {*map(type, drawn)} == {int} and of.by_index
+            indices = drawn if isinstance(drawn, list) and of.by_index else []
+            indices = indices if {*map(type, indices)} == {int} else []
             if indices:
-                self._batches.append((*place, [*map(str, drawn[:_MAX_ROWS])]))
+                self._batches.append((*place, [*map(str, indices[:_MAX_ROWS])]))
             for one in () if indices else islice((x for x in _tensors(batch) if x.dim() > 1), 1):
                 if one.device.type == "cpu" and one.layout is torch.strided and one.numel():
                     rows = one.detach()[:_MAX_ROWS].flatten(1)

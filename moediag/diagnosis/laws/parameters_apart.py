@@ -20,7 +20,7 @@ from moediag.diagnosis.laws.law import Broken, Suspicious, recorded
 from moediag.diagnosis.laws.unreduced_calls import line_of, lines_of
 from moediag.diagnosis.numbers.law_breaches import Apart, law_facts
 from moediag.diagnosis.numbers.reduced_gradients import not_reduced
-from moediag.evidence.law_model import PLAIN, REDUCED, LawPiece, ModelInputs
+from moediag.evidence.law_model import PLAIN, REDUCED, LawPiece
 from moediag.evidence.model import Evidence
 from moediag.result.wording import agreeing, at_line, few_on_each, listed, plural, ranks
 
@@ -211,7 +211,7 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
             "update.",
         )
     groups = {len(piece.ranks) for piece in _pieces(facts.evidence) if piece.how == REDUCED}
-    partly = groups == {1, len(laws)} and _divided(facts) is not None
+    partly = groups == {1, len(laws)} and any(samples_divided(facts, sent=True))
     if (apart.lone_group or partly) and meets_in_forward(facts.evidence) == apart.lone_group:
         return (
             "DistributedDataParallel was given a process group of one rank, so it reduces nothing.",
@@ -221,11 +221,14 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
     return samples_divided(facts)
 
 
-def samples_divided(facts: Facts) -> tuple[str, str]:
+def samples_divided(facts: Facts, sent: bool = False) -> tuple[str, str]:
     """That a sampler divides the samples among the ranks, though nothing averages what they train,
-    and what to change; ("", "") otherwise."""
-    first = _divided(facts)
-    if first is not None and all_calls_small(facts.evidence):
+    and what to change; ("", "") otherwise. ``sent``: also if calls were large enough for it."""
+    laws = facts.of(recorded)
+    samplers = {one for own in laws.values() for one in own.inputs if one.replicas > 1}
+    numbers = {one.number for one in samplers}
+    if len(numbers) == len(laws) > 1 and (sent or all_calls_small(facts.evidence)):
+        first = min(samplers, key=lambda one: one.number)
         return (
             f"Its {first.sampler}{at_line(first.line)} divides the samples among {first.replicas} "
             "ranks, and no call of the ranks was large enough to carry gradients or parameters.",
@@ -233,14 +236,6 @@ def samples_divided(facts: Facts) -> tuple[str, str]:
             "update.",
         )
     return "", ""
-
-
-def _divided(facts: Facts) -> ModelInputs | None:
-    """What the first rank draws of a sampler that gives each rank another part."""
-    laws = facts.of(recorded)
-    samplers = {one for own in laws.values() for one in own.inputs if one.replicas > 1}
-    divides = len({one.number for one in samplers}) == len(laws) > 1
-    return min(samplers, key=lambda one: one.number) if divides else None
 
 
 def _hooked(evidence: Evidence) -> bool:

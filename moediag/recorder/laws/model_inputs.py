@@ -203,7 +203,6 @@ class ModelInputs:
             self._kept += 1
             place = of.known["made"], of.number, iterator._num_yielded, updates
             indices = drawn if isinstance(drawn, list) and of.by_index else []
-            indices = indices if {*map(type, indices)} == {int} else []
             if indices:
                 self._batches.append((*place, [*map(str, indices[:_MAX_ROWS])]))
             for one in () if indices else islice((x for x in _tensors(batch) if x.dim() > 1), 1):

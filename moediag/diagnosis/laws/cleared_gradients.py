@@ -102,12 +102,15 @@ def _dropped(own: RankLaws) -> tuple[tuple[int, ...], int, str]:
     parameters before the next one, and gradients that are combined are written by the program."""
     rows = own.of("losses", _backwards)
     clips = Counter(norm.step for norm in own.norms)
+    # FSDP1 clips a flat gradient in as many operations as it has parameters.
+    flat = any(piece.part.startswith("shard ") for piece in own.pieces)
     many = {number for _, number, *_ in rows}
     steps: list[int] = []
     for step, number, alone, changed in rows:
         inputs = [one for one in own.inputs if one.step == step]
         apart = len({one.digest for one in inputs}) == len(inputs) == number > 1
-        if alone and apart and 0 <= changed <= clips[step] and not any(i.graded for i in inputs):
+        clipped = changed >= 0 and (flat or changed <= clips[step])
+        if alone and apart and clipped and not any(i.graded for i in inputs):
             steps.append(step)
     whole = len(steps) == len(rows) and len(many) == 1 and len({c.key for c in own.checks}) == 1
     return (tuple(steps), many.pop(), own.checks[0].line) if whole else ((), 0, "")

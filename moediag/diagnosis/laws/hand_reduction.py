@@ -18,7 +18,7 @@ from moediag.diagnosis.numbers.reduced_gradients import (
     own_gradients,
     reductions,
 )
-from moediag.evidence.law_model import PLAIN, REDUCED, trains
+from moediag.evidence.law_model import PART, PLAIN, REDUCED, trains
 from moediag.evidence.model import Evidence
 from moediag.protocol.names import is_router, plain_name
 from moediag.result import Verdict
@@ -108,18 +108,20 @@ def _divisors(units: Iterable[Any]) -> list[tuple[str, float, bool]]:
     return [(plain_name(name), float(by), bool(chosen)) for name, by, chosen in units]
 
 
-@law(suspects=True)
+@law(Verdict.REPLICA_DIVERGENCE)
 def starts_apart(facts: Facts) -> Findings:
     """Parameters whose gradients a job adds up over its ranks, or that its first update makes
-    equal, begin with other values on each rank. So do routers that its wrapper ignores. Or a
-    wrapper averages gradients of experts of different numbers."""
-    if unlike := facts.of(_other_experts):
-        told = " and ".join(f"{listed(names)} on rank {rank}" for rank, names in unlike.items())
+    equal, begin with other values on each rank. So do routers that its wrapper ignores, and
+    parameters that are made after FSDP sharded others of their names. Or a wrapper averages
+    gradients of experts of different numbers."""
+    laws = facts.of(recorded).values()
+    if experts := facts.of(_other_experts):
+        told = " and ".join(f"{listed(names)} on rank {rank}" for rank, names in experts.items())
         yield Suspicious(
             "The wrapper averages gradients by position, and has experts of different "
             f"numbers there ({told}): each rank trains its experts with the gradients of others. "
             "Tell the wrapper to ignore experts, by the names that they have in what it wraps.",
-            tuple(name for names in unlike.values() for name in names),
+            tuple(name for names in experts.values() for name in names),
         )
     often = Counter(name for one in facts.of(reductions) for name in one.names)
     reduced = {name for name, steps in often.items() if steps >= _ENOUGH}
@@ -139,6 +141,16 @@ def starts_apart(facts: Facts) -> Findings:
         one = {n for n, of in grads.items() if all(len(row) == 1 and trains(row) for row in of)}
         reduced |= {name for name in one if len(grads[name]) >= _ENOUGH}
     began = {n: rows for (_, n), rows in found.items() if rows and len(rows[0] - {None}) > 1}
+    unlike = {n: sum(len(row) > 1 for row in grads[n] if trains(row)) for n in began}
+    made = tuple(n for n in began if unlike[n] >= _ENOUGH and all(n in own.shards for own in laws))
+    if made and {piece.how for own in laws for piece in own.pieces} == {PART, PLAIN}:
+        yield Broken(
+            f"FSDP sharded {counted(made)}, and the optimizer has others of the same names that "
+            "were made later: no wrapper has them, and values and gradients differ between ranks.",
+            pattern="made after sharding",
+            next_step="Replace layers before the model is wrapped.",
+            names=made,
+        )
     apart, why = tuple(filter(reduced.__contains__, began)), "their gradients are added up"
     what = "compute gradients of different models. Broadcast the parameters from one rank first"
     if apart and sends:
@@ -150,8 +162,8 @@ def starts_apart(facts: Facts) -> Findings:
         apart = tuple(name for name, rows in began.items() if _equal_later(rows[1:]))
         why = "after the first update they are equal"
     if sends and facts.of(wraps_a_part) and not apart:
-        experts = [name for name in began if "expert" in name.lower()]
-        apart = tuple(n for n in began if experts and n not in experts and is_router(n))
+        parts = [name for name in began if "expert" in name.lower()]
+        apart = tuple(n for n in began if parts and n not in parts and is_router(n))
         why = "they are routers, and the wrapper keeps other layers outside the experts equal"
         what = (
             "send equal samples to different experts. Do not tell the wrapper to ignore routers, "

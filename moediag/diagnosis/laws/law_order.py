@@ -61,6 +61,7 @@ LAWS: tuple[Law, ...] = (
     still_parameters.updates_undone,
     model_values.gradients_absent,
     model_modes.left_in_evaluation,
+    hand_reduction.starts_apart,
     # All that these find may be deliberate.
     still_parameters.parameters_still,
     still_parameters.weights_returned,
@@ -80,7 +81,6 @@ LAWS: tuple[Law, ...] = (
     schedulers.schedulers_ahead,
     schedulers.schedulers_misplaced,
     schedulers.schedulers_unused,
-    hand_reduction.starts_apart,
     hand_reduction.reduced_again,
     hand_reduction.divisors_apart,
     renewed_optimizers.moments_dropped,

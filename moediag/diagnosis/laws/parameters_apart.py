@@ -207,18 +207,20 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
     if len(bare) == len(laws) > 1 and hows == {PLAIN}:
         return (
             "DistributedDataParallel wrapped the model, and the wrapper does not exist any more: "
-            f"the model is called without it{_at(bare[0])}.",
+            f"the model is called without it{at_line(bare[0])}.",
             "Train what the wrapping call returned, as model = accelerator.prepare(model) does.",
         )
     if apart.unsynchronised:
         line = next((line for line in lines_of(facts, "unreduced") if line), "")
         return (
-            f"DistributedDataParallel was told not to reduce gradients in every update{_at(line)}, "
-            "and nothing averages the parameters.",
+            "DistributedDataParallel was told not to reduce gradients in every update"
+            f"{at_line(line)}, and nothing averages the parameters.",
             "Leave no_sync, or set require_backward_grad_sync, for the last backward before each "
             "update.",
         )
-    if apart.lone_group and meets_in_forward(facts.evidence):
+    groups = {len(piece.ranks) for piece in _pieces(facts.evidence) if piece.how == REDUCED}
+    partly = groups == {1, len(laws)} and any(samples_divided(facts, sent=True))
+    if (apart.lone_group or partly) and meets_in_forward(facts.evidence) == apart.lone_group:
         return (
             "DistributedDataParallel was given a process group of one rank, so it reduces nothing.",
             "Give DistributedDataParallel a group of all ranks that train these parameters, those "
@@ -234,14 +236,14 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
     return samples_divided(facts)
 
 
-def samples_divided(facts: Facts) -> tuple[str, str]:
+def samples_divided(facts: Facts, sent: bool = False) -> tuple[str, str]:
     """That a sampler divides the samples among the ranks, though nothing averages what they train,
-    and what to change; ("", "") otherwise."""
+    and what to change; ("", "") otherwise. ``sent``: also if calls were large enough for it."""
     laws = facts.of(recorded)
     samplers = {one for own in laws.values() for one in own.inputs if one.replicas > 1}
     numbers = {one.number for one in samplers}
-    if len(numbers) == len(laws) > 1 and all_calls_small(facts.evidence):
-        first = next(iter(sorted(samplers, key=lambda one: one.number)))
+    if len(numbers) == len(laws) > 1 and (sent or all_calls_small(facts.evidence)):
+        first = min(samplers, key=lambda one: one.number)
         return (
             f"Its {first.sampler}{at_line(first.line)} divides the samples among {first.replicas} "
             "ranks, and no call of the ranks was large enough to carry gradients or parameters.",
@@ -254,10 +256,6 @@ def samples_divided(facts: Facts) -> tuple[str, str]:
 def _hooked(evidence: Evidence) -> bool:
     """Whether a communication hook takes the place of the reduction."""
     return any(own.of("hooked", bool) for own in recorded(evidence).values())
-
-
-def _at(line: str) -> str:
-    return f" (first at {line})" if line else ""
 
 
 def trains_own(evidence: Evidence) -> bool:

@@ -6,7 +6,7 @@ after the same number of calls on the set's group.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
 
@@ -171,18 +171,25 @@ def histories(checks: Checks) -> tuple[History, ...]:
 
 def _written(checks: Checks) -> set[str]:
     """Parameters of wrappers that train nothing and that the program writes itself, as a memory of
-    each rank's own samples: they never have a gradient, though others do, and change."""
+    each rank's own samples: they never have a gradient, though others do, and change. Averages
+    of others are none: they begin equal, change on all ranks, and have the names of these in
+    another part of the model."""
     values: dict[tuple[int, str], set[str | None]] = defaultdict(set)
+    firsts: dict[str, set[str | None]] = defaultdict(set)
     trained: set[str] = set()
     for by_rank in checks.values():
         for rank, check in by_rank.items():
             graded = [one for one in check.grads if one is not None]
             rows = zip(check.pieces, check.params, check.grads, strict=False)
             for piece, value, gradient in rows if graded else ():
+                firsts[piece.name] |= set() if values[rank, piece.name] else {value}
                 values[rank, piece.name].add(value)
                 frozen = gradient is None and piece.how == REDUCED and check.optimizer
                 trained |= set() if frozen else {piece.name}
-    return {name for (_, name), of in values.items() if len(of) > 1} - trained
+    moved = Counter(name for (_, name), of in values.items() if len(of) > 1)
+    every, parts = len({rank for rank, _ in values}), {n.partition(".")[2] for n in trained} - {""}
+    begun = (n for n in moved if moved[n] == every and len(firsts[n]) == 1)
+    return moved.keys() - trained - {n for n in begun if n.partition(".")[2] in parts}
 
 
 def history_of(checks: Checks, names: Set[str]) -> History | None:

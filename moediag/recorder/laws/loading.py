@@ -25,6 +25,7 @@ from moediag.recorder.step.pieces import distributed, local
 WATCHER = "laws of loading"
 _FSDP_PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param"
 _FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
+_APART = ("sync_module_states", "ignored_modules", "ignored_states")  # of FSDP1: ranks may differ
 _PLANNER = "torch.distributed.checkpoint.default_planner"
 _GROUPS, _STATE = "param_groups", "state."  # in the keys of a checkpoint, of an optimizer
 _MOST_LOADS = 64
@@ -144,7 +145,7 @@ class Loading:
         @functools.wraps(original)
         def __init__(of: Any, module: Any, *args: Any, **kwargs: Any) -> None:
             outer, self._wrapping = not self._wrapping, True
-            if outer and not kwargs.get("sync_module_states"):
+            if outer and not any(map(kwargs.get, _APART)):
                 self._context.guarded(WATCHER, self._before_flattening, module)
             try:
                 original(of, module, *args, **kwargs)
@@ -155,7 +156,7 @@ class Loading:
 
     def _before_flattening(self, module: Any) -> None:
         every = [(n, p) for n, p in module.named_parameters() if p.dim() > 1 and not p.is_meta]
-        some, prints = every[:_MOST_NAMES], Fingerprints()
+        some, prints = [*every[:_MOST_NAMES], *every[_MOST_NAMES:][-_MOST_NAMES:]], Fingerprints()
         prints.add_all(_sample(parameter) for _, parameter in some)
         rows = zip(some, prints.read())  # noqa: B905
         shards = {n: [read, bool(self._loaded.get(p)), True] for (n, p), read in rows}

@@ -25,7 +25,7 @@ import torch
 from torch.jit import _builtins
 
 from moediag.recorder.laws.context import LawContext, several_ranks
-from moediag.recorder.step.numbers import capturing
+from moediag.recorder.step.numbers import capturing, digest
 from moediag.recorder.step.pieces import local
 
 WATCHER = "laws of losses"
@@ -128,9 +128,12 @@ class LossWeights:
         logits, target = given["input"], given["target"]
         again = torch._C._current_graph_task_id() != -1
         plain = type(logits) is torch.Tensor and type(target) is torch.Tensor
-        if again or not plain or given.get("weight") is not None or not result.requires_grad:
+        if again or not plain or not result.requires_grad or capturing():
             return
-        if target.is_floating_point() or len(self._new) >= _MOST or capturing():
+        if (weight := given.get("weight")) is not None:
+            what = f"class weights of cross_entropy = {digest(weight, size=4)}"
+            self._context.settings[what] = 1, self._context.line(frame)
+        if weight is not None or target.is_floating_point() or len(self._new) >= _MOST:
             return
         reduction = _REDUCTIONS[given.get("reduction", 1)]
         loss = _Loss(result, logits, target, given.get("ignore_index", -100), reduction)

@@ -5,8 +5,8 @@ loss        step loss(of the first backward)
 repeated    step line made workers   of a stream of which all workers give the same batches
 beside      step sampler given made[the line that made a loader which divides nothing] divided[that
             of one whose samples are divided, of the same update]
-drawn       step batches[[made(the loader) pass(counts those of the rank) batch updates(so far)
-            [fingerprint of a part of each row of the first matrix]]]   since the check before
+drawn       step batches[since the check before: [made(the loader) pass(counts those of the rank)
+            batch updates(so far) [index or fingerprint of each sample]]]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import random
 import sys
 import weakref
+from collections import deque
 from itertools import islice
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
@@ -60,6 +61,8 @@ class _Pass:
         digest = hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
         self.sampler, self.number = sampler, 0
         self.shuffled = ours and bool(getattr(sampler, "shuffle", False))
+        # Then indices are of one dataset, whose samples may be transformed at random.
+        self.by_index = _divided(loader) > _divided(getattr(loader, "dataset", None))
         self.batches: List[Any] = []  # fingerprints of the first ones of the workers of a stream
         self.began: Optional[int] = None  # optimizer steps when it gave its first batch
         self.known: Dict[str, Any] = {
@@ -84,7 +87,7 @@ class ModelInputs:
         self._loss: Tuple[int, Any] = 0, None  # step, the loss of its first backward
         self._made = ByObject()  # data loader -> the user's line that made it
         self._passes = ByObject()  # iterator -> _Pass
-        self._drawn = ByObject()  # iterator -> its first indices, the random states after them
+        self._drawn = ByObject()  # iterator -> first indices, random states, sampler's, later ones
         self._latest: Optional[_Pass] = None  # the pass that gave the last batch
         self._updates = -1  # optimizer steps when it did
         self._used: List[Any] = []  # weak references to iterators that gave batches since then
@@ -102,6 +105,7 @@ class ModelInputs:
         recorder.patches.replace(_BaseDataLoaderIter, "_next_index", drawn)
         worked = context.around(WATCHER, after=self._worked)
         recorder.patches.replace(_MultiProcessingDataLoaderIter, "_next_data", worked)
+        recorder.on_end.append(lambda: context.guarded(WATCHER, self._tell_drawn, context.step))
         recorder.on_pass.append(guarded(self._began))
         recorder.on_batch.append(guarded(self._given))
         recorder.on_pass_end.append(guarded(self._ended))
@@ -144,7 +148,7 @@ class ModelInputs:
 
     def _tell_drawn(self, step: int) -> None:
         new, self._batches = self._batches, []
-        rows = [[*of, row_fingerprints(part, _MAX_ROWS)] for *of, part in new]
+        rows = [[*of, x if type(x) is list else row_fingerprints(x, _MAX_ROWS)] for *of, x in new]
         if rows:
             self._context.log.event("drawn", step=step, batches=rows)
 
@@ -161,8 +165,12 @@ class ModelInputs:
     # ------------------------------------------------------------------ data loaders
 
     def _draws(self, _frame: Any, drawn: Any, iterator: Any) -> None:
-        if self._drawn.get(iterator) is None:
-            self._drawn.set(iterator, (repr(drawn)[:_ORDER], random_states()))
+        known: Any = self._drawn.get(iterator)
+        of = iterator._sampler_iter
+        if known is None or known[2] is not of:
+            known = repr(drawn)[:_ORDER], random_states(), of, deque[Any]()
+            self._drawn.set(iterator, known)
+        known[3].append(drawn)
 
     def _worked(self, frame: Any, batch: Any, iterator: Any) -> None:
         """Compares the first two batches of each worker of a stream: those of a worker differ, and
@@ -189,13 +197,18 @@ class ModelInputs:
 
     def _given(self, iterator: Any, frame: Any, batch: Any) -> None:
         of, updates = self._passes.get(iterator), self._context.steps
+        order, states, _, waiting = self._drawn.get(iterator) or ("", None, None, deque[Any]())
+        drawn = waiting.popleft() if waiting else None
         if of is not None and self._kept < _MAX_BATCHES and several_ranks():
             self._kept += 1
-            for one in islice((x for x in _tensors(batch) if x.dim() > 1), 1):
+            place = of.known["made"], of.number, iterator._num_yielded, updates
+            indices = drawn if isinstance(drawn, list) and of.by_index else []
+            if indices:
+                self._batches.append((*place, [*map(str, indices[:_MAX_ROWS])]))
+            for one in () if indices else islice((x for x in _tensors(batch) if x.dim() > 1), 1):
                 if one.device.type == "cpu" and one.layout is torch.strided and one.numel():
                     rows = one.detach()[:_MAX_ROWS].flatten(1)
                     part = rows[:, :: max(1, rows.shape[1] // _MAX_ROWS)][:, :_MAX_ROWS].clone()
-                    place = of.known["made"], of.number, iterator._num_yielded, updates
                     self._batches.append((*place, part))
         known = of is self._latest and updates == self._updates
         if not known:
@@ -206,7 +219,7 @@ class ModelInputs:
         self._latest = of
         if of.began is None:
             of.began = of.known["began"] = self._context.steps
-            of.known["order"], states = self._drawn.get(iterator) or ("", None)
+            of.known["order"] = order
             # A dataset without data may make them up. One that draws nothing makes up the same.
             alone = getattr(iterator, "_num_workers", 1) == 0 and states == random_states()
             if not of.has_data and not alone:

@@ -151,6 +151,8 @@ class ReplicaSets:
         see them."""
         engines = filter(is_engine, self._recorder.models.owners())
         every = any(one.micro_steps % one.gradient_accumulation_steps() for one in engines)
+        handles = self._recorder.fsdp1_handles()
+        every = every or any(handle.flat_param.grad is not None for _, handle in handles)
         return every or any(map(unreduced, self._recorder.fsdp2_groups()))
 
     def engine_ranks(self, optimizer: Any) -> Tuple[int, ...]:

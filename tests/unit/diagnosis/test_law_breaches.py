@@ -268,7 +268,7 @@ def test_a_wrapper_that_does_not_reduce_every_update(how: str, phase: str) -> No
     events = ({"step": 1, "line": "train.py:9 main"},)
     of = diagnose(with_events(evidence, unreduced=events))
     assert of.verdict == ("clean" if phase == "other" else "replica-divergence")
-    told = "not to reduce gradients in every update (first at train.py:9" in of.cause
+    told = "not to reduce gradients in every update at train.py:9" in of.cause
     assert told == (phase != "other")
 
 
@@ -368,6 +368,25 @@ def test_parameters_of_a_wrapper_that_the_program_writes_are_suspicious() -> Non
         and "1 parameter (net.bias) of a wrapper without gradients" in of.suspicious[0]
     )
     assert diagnose(job(2, partial(change, False))).verdict == "replica-divergence"
+
+
+@pytest.mark.parametrize(
+    ("name", "since", "still", "broken"),
+    [("teacher.0.weight", 2, False, True), ("memory", 2, False, False),
+     ("teacher.0.weight", 1, False, False), ("teacher.0.weight", 2, True, False)],
+    ids=["an average", "a memory", "copies that adapt to samples", "an average of one rank"],
+)  # fmt: skip
+def test_averages_that_each_rank_updates_otherwise(
+    name: str, since: int, still: bool, broken: bool
+) -> None:
+    def change(rank: int, one: LawCheck) -> LawCheck:
+        value = f"average@{1 if rank and still else one.step}"
+        value += " of 1" * (rank and one.step >= since and not still)
+        return replace(one, params=(one.params[0], value), grads=(one.grads[0], None))
+
+    of = diagnose(job(2, change, names=("student.0.weight", name)))
+    assert (of.verdict == "replica-divergence") is broken
+    assert f"1 parameter ({name})" in (of.cause if broken else of.suspicious[0])
 
 
 def test_an_inner_optimizer_moves_each_rank_for_itself() -> None:
@@ -788,7 +807,7 @@ class TestPlainParameters:
         of = self.found(*self.NAMES, events=events, told=told, calls=calls)
         fails = told == (0, 1) and not averages
         assert (of.verdict == "replica-divergence") is fails
-        assert ("called without it (first at train.py:9 main)" in of.cause) is fails
+        assert ("called without it at train.py:9 main" in of.cause) is fails
 
     def test_a_wrapper_over_one_rank_is_a_failure(self) -> None:
         """Beside sequence parallelism, whose ranks meet in the forward; those of a cross-validation
@@ -799,6 +818,29 @@ class TestPlainParameters:
         assert self.found("down.weight", ranks=(0,), calls=calls).verdict == "clean"
         alone = self.found(*self.NAMES, ranks=(0,))
         assert alone.verdict == "clean" and alone.suspicious
+
+    @pytest.mark.parametrize(
+        ("parts", "op", "broken"),
+        [(2, "", True), (1, "", False), (2, "all_gather", False)],
+        ids=["samples are divided", "parts of one rank", "ranks meet in the forward"],
+    )
+    def test_a_group_of_one_rank_beside_one_of_all(self, parts: int, op: str, broken: bool) -> None:
+        def change(of: int, one: LawCheck) -> LawCheck:
+            value = one.params[0] + f" of {of}" * (one.step > 2)
+            pieces = (replace(one.pieces[0], ranks=(of,)), *one.pieces[1:])
+            return replace(one, params=(value, *one.params[1:]), pieces=pieces, clocks=())
+
+        calls = [Collective(8, "world", 8, op, 64, 64, "float32", "forward", step=1)] * bool(op)
+        calls += [Collective(9, "world", 9, "all_reduce", 64, 64, "float32", "backward", step=2)]
+        evidence, ranks = job(2, change, names=self.NAMES), {}
+        for rank, seen in evidence.ranks.items():
+            one = ModelInputs(2, 0, "", (), "DistributedSampler", parts, rank, "train.py:4")
+            laws = replace(seen.laws or RankLaws(), inputs=(one,))
+            ranks[rank] = replace(seen, laws=laws, collectives=(*seen.collectives, *calls))
+        of = diagnose(replace(evidence, ranks=ranks))
+        assert (of.verdict == "replica-divergence") is broken
+        assert broken is ("a process group of one rank" in of.cause)
+        assert broken or "(up.weight)" in of.suspicious[0]
 
     def test_adapters_that_nothing_wraps_are_a_failure(self) -> None:
         """Frozen matrices of the same optimizer stay equal."""

@@ -20,6 +20,7 @@ from moediag.evidence.law_model import (
     ModelInputs,
     ModelState,
     RankLaws,
+    Shard,
 )
 from moediag.evidence.model import Collective, Evidence
 from moediag.result import Diagnosis
@@ -495,6 +496,29 @@ class TestStartsApart:
     def test_models_that_begin_apart_and_add_up_gradients_are_suspicious(self) -> None:
         (text,) = self.found(MATRICES).suspicious
         assert "4 parameters ({a,b,c,d}.weight) began with different values on each rank" in text
+
+    @pytest.mark.parametrize(
+        ("sharded", "reduced", "how", "found"),
+        [(True, False, PART, True), (False, False, PART, False), (True, True, PART, False),
+         (True, False, REDUCED, False)],
+        ids=["made later", "made before", "reduced by hand", "beside another wrapper"],
+    )  # fmt: skip
+    def test_a_layer_that_is_made_after_fsdp_sharded_the_model(
+        self, sharded: bool, reduced: bool, how: str, found: bool
+    ) -> None:
+        def change(rank: int, one: LawCheck) -> LawCheck:
+            first, *others = one.pieces
+            pieces = replace(first, how=PLAIN, ranks=()), *(replace(p, how=how) for p in others)
+            own = f"{one.params[0]} of {rank}", *one.params[1:]
+            return replace(one, pieces=pieces, params=own, grads=one.params if reduced else own)
+
+        def add(_: int, laws: RankLaws) -> RankLaws:
+            whole = {name: Shard(1, "w", False, True) for name in MATRICES if sharded}
+            return replace(laws, shards=whole)
+
+        of = diagnose(with_laws(job(2, change, names=MATRICES), add))
+        assert (of.verdict == "replica-divergence") is found
+        assert found is ("FSDP sharded 1 parameter (a.weight), and the optimizer" in of.cause)
 
     def test_parts_that_are_clipped_by_norms_of_their_own(self) -> None:
         """An actor and a critic: two factors."""
@@ -1119,14 +1143,17 @@ class TestDroppedMicroBatches:
                "left": True, **of}  # fmt: skip
         changed = of.pop("changed", 0)
         events = [{"step": step, "changed": changed, "backwards": [row] * number} for step in STEPS]
-        optimizers = of.pop("optimizers", 1)
+        optimizers, part = of.pop("optimizers", 1), of.pop("part", "")
 
         def add(_: int, laws: RankLaws) -> RankLaws:
             inputs = [
                 ModelInputs(step, at, f"{digest}{step}", graded=graded)
                 for step in STEPS for at, digest in enumerate(digests)
             ]  # fmt: skip
-            checks = [replace(one, key=f"{n}") for one in laws.checks for n in range(optimizers)]
+            checks = [
+                replace(one, key=f"{n}", pieces=[replace(p, part=part) for p in one.pieces])
+                for one in laws.checks for n in range(optimizers)
+            ]  # fmt: skip
             return replace(laws, inputs=tuple(inputs), checks=tuple(checks))
 
         return diagnose(with_events(with_laws(job(2), add), losses=events[:steps])).suspicious
@@ -1135,6 +1162,9 @@ class TestDroppedMicroBatches:
         (text,) = self.found()
         assert "at train.py:9 main comes after 2 forwards of different samples" in text
         assert "--allow micro-batches-dropped" in text
+
+    def test_fsdp1_clips_each_part_of_a_flat_gradient(self) -> None:
+        assert self.found(changed=3, part="shard 0 of 2")
 
     @pytest.mark.parametrize(
         "design",
@@ -1145,6 +1175,8 @@ class TestDroppedMicroBatches:
             {"digests": "a"},  # two losses of one forward
             {"moved": True},  # inner updates of MAML
             {"changed": -1},  # gradients that the program combines
+            {"changed": 3},
+            {"changed": -1, "part": "shard 0 of 2"},
             {"left": False},  # hooks that add gradients to buffers
             {"optimizers": 2},  # a generator and its discriminator
             {"number": 1, "digests": "a"},

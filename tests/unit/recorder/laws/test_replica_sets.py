@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -197,3 +198,12 @@ def test_what_a_program_declares_equal_is_recorded_with_its_ranks(
     ]
     assert [bool(d.digest) for d in laws.declared] == [False, True, False]
     assert {d.line.partition(":")[0] for d in laws.declared} == {"test_replica_sets.py"}
+
+
+@pytest.mark.parametrize(("gradient", "kept"), [(torch.ones(2), True), (None, False)])
+def test_a_flat_parameter_with_a_gradient_keeps_it_for_the_next_micro_batch(
+    sets: ReplicaSets, gradient: object, kept: bool
+) -> None:
+    handle = SimpleNamespace(flat_param=SimpleNamespace(grad=gradient))
+    sets._recorder.fsdp1_handles = lambda: [(None, handle)]
+    assert sets.keep_gradients() is kept

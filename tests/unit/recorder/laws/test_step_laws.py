@@ -114,6 +114,8 @@ class TestLossWeights:
     def test_weighted_classes_and_other_losses_are_left_out(self, tmp_path: Path) -> None:
         weighted = nn.CrossEntropyLoss(torch.ones(5))
         assert self.recorded(tmp_path, weighted) == []
+        settings = [what for event in written(tmp_path, "settings") for what in event["of"]]
+        assert len([what for what in settings if what.startswith("class weights of")]) == 3
         assert self.recorded(tmp_path, lambda x, _: x.square().mean()) == []
 
 

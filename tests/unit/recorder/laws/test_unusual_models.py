@@ -81,6 +81,51 @@ def test_samples_that_a_loader_gave(
     assert one == two[::-1] and len(set(one)) == len(one)
 
 
+class Part(DistributedSampler[Any]):
+    """Takes its part of an order of its own."""
+
+    def __iter__(self) -> Any:
+        return iter([3, 1, 2])
+
+
+class Seen(torch.utils.data.Dataset[Any]):
+    """Transforms samples at random; divides them itself if it has a rank."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, at: int) -> Any:
+        return torch.randn(2) + at
+
+
+@pytest.mark.parametrize(("workers", "own"), [(0, False), (1, False), (0, True)])
+def test_samples_that_a_sampler_divides_have_indices(
+    recorder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, own: bool
+) -> None:
+    """Also those after the last check. Indices of a dataset that is a part are those of others."""
+    monkeypatch.setattr(model_inputs, "several_ranks", lambda: True)
+    data, net = Seen(), nn.Linear(2, 1)
+    if own:
+        data.num_replicas, data.rank = 2, 0
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sampler = None if own else Part(data, 2, 0)
+    loader = DataLoader(
+        data, batch_size=2, sampler=sampler, num_workers=workers, persistent_workers=workers > 0
+    )
+    for last in (False, False, True):
+        for batch in loader:
+            net(batch).sum().backward()
+            optimizer.step()
+            if last:
+                break
+    for act in recorder.on_end:
+        act()
+    rows = [row for event in laws(tmp_path).others["drawn"] for row in event["batches"]]
+    drawn = [row[4] for row in rows]
+    assert drawn == [["3", "1"], ["2"], ["3", "1"], ["2"], ["3", "1"]] or (own and len(drawn) == 7)
+    assert not own or len({row for batch in drawn for row in batch}) == 14
+
+
 class Scaled(nn.Module):
     """Returns samples divided by a buffer, or one number of each."""
 

@@ -76,8 +76,9 @@ OF_DION_TP = (
            "elif isinstance(module, nn.RMSNorm):\n    torch.nn.init.ones_(module.weight)\n{line}"),
       edit(DION, "[p.grad for p in model.parameters() if p.grad is not None]",
            "[p.grad for p in model.parameters() if p.grad is not None and p.ndim > 1]")), NOBODY),
-    # deepspeedai/DeepSpeed#8475, NVIDIA-NeMo/RL#3788: here the norm of what one rank has.
-    ("clipped by the part of the norm that each rank has", BROKEN,
+    # deepspeedai/DeepSpeed#8475, NVIDIA-NeMo/RL#3788: meant as what one rank has of the norm. Its
+    # level was "broken" in the first run, and withdrawn: each rank gets the norm of the whole.
+    ("clipped by the part of the norm that each rank has", NOTHING,
      ("clip", "norm", Line(DION, "torch.nn.utils.clip_grads_with_norm_("),
       Line(DION, "optimizer.step()")),
      (edit(DION, "optimizer.step()",

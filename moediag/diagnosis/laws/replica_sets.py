@@ -9,14 +9,10 @@ from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, record
 from moediag.diagnosis.laws.parameters_apart import of_apart, parameters_apart
 from moediag.diagnosis.laws.unreduced_calls import lines_of, why_unreduced
 from moediag.diagnosis.numbers.law_breaches import Breach, law_facts
-from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, PARAMETERS, checks_of
+from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, checks_of
 from moediag.evidence.law_model import PART
 from moediag.result import Verdict
 from moediag.result.wording import UNCHECKED, agreeing, counted, plural, ranks
-
-_ENOUGH = 3  # checked steps
-_NOT_THESE = "The program keeps the other parameters equal itself, and not these."
-_AVERAGE = "Average these, too, or let the wrapper reduce the gradients of all parameters."
 
 
 @law(Verdict.REPLICA_DIVERGENCE)
@@ -28,8 +24,7 @@ def replicas_apart(facts: Facts) -> Findings:
     names = breach.parameters.names if breach is not None and breach.parameters is not None else ()
     averages = facts.of(averaged) and carried(facts.evidence, names)
     alone = breach is not None and bool(why_unreduced(breach, facts))
-    others = averages and alone and breach is not None and _others_kept(breach)
-    if breach is not None and ((averages and alone and not others) or _equal_again(facts, breach)):
+    if breach is not None and ((averages and alone) or _equal_again(facts, breach)):
         again = "Before later updates of another optimizer they are equal."
         if averages and alone:
             again = "The program also averages or sends its parameters itself."
@@ -38,10 +33,9 @@ def replicas_apart(facts: Facts) -> Findings:
         reason = breach.reason
         first = reason.what if reason is not None else "weights"
         yield Broken(
-            f"{of_breach(breach)} {why_unreduced(breach, facts)} "
-            f"{_owners(facts, breach)}{others * _NOT_THESE}".rstrip(),
+            f"{of_breach(breach)} {why_unreduced(breach, facts)} {_owners(facts, breach)}".rstrip(),
             pattern="initial weights" if breach.initial else first,
-            next_step=_AVERAGE if others else _next_step(breach, facts),
+            next_step=_next_step(breach, facts),
             culprits=breach.odd,
             # A number may still become equal, and a program that reduces no gradients may average
             # the parameters later. One check does not show whether the program writes them itself.
@@ -61,17 +55,6 @@ def replicas_apart(facts: Facts) -> Findings:
         yield of_apart(apart, facts)
     elif found.numbers is not None and breach is None:
         yield Suspicious(of_breach(found.numbers))
-
-
-def _others_kept(b: Breach) -> bool:
-    """Whether the same parameters differ in all later steps, and others whose gradients differed,
-    too, never do: the program averages those itself."""
-    if b.parameters is None or b.reason is None or b.reason.what != GRADIENTS:
-        return False
-    names = {*b.parameters.names}
-    later = [m.splits.get(PARAMETERS) for m in b.history.moments if m.step >= b.step]
-    same = all(one is not None and {*one.names} == names for one in later)
-    return same and len(later) >= _ENOUGH and names < {*b.reason.names}
 
 
 def _equal_again(facts: Facts, breach: Breach) -> bool:

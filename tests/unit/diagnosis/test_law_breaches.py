@@ -989,39 +989,6 @@ class TestCalledWithoutTheWrapper:
         call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=4)
         assert self.found(call, event="unreduced").suspicious  # local SGD
 
-    @pytest.mark.parametrize(
-        ("apart", "steps", "told"),
-        [
-            ((2, 3, 6), STEPS, True),
-            ((2, 6), STEPS, False),  # the program averages these, too, and less often
-            ((2, 3), (1, 2, 3), False),  # too few steps
-            ((), STEPS, False),
-        ],
-    )
-    @pytest.mark.parametrize("kept", [True, False])
-    def test_parameters_that_the_average_of_the_program_leaves_out(
-        self, apart: Sequence[int], steps: Sequence[int], told: bool, kept: bool
-    ) -> None:
-        def change(of: int, one: LawCheck) -> LawCheck:
-            first, second = one.params
-            rows = (f"{first} of {of}", second if kept else f"{second} of {of}")
-            return replace(
-                one, params=rows if one.step in apart else one.params, grads=other(one.grads, of)
-            )
-
-        call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=2)
-        evidence = with_events(
-            job(2, change, steps=steps), unreduced=({"line": "train.py:6 main", "step": 1},)
-        )
-        ranks = {
-            r: replace(seen, collectives=(*seen.collectives, call))
-            for r, seen in evidence.ranks.items()
-        }
-        of = diagnose(replace(evidence, ranks=ranks))
-        assert (of.verdict == "replica-divergence") is (told and kept)
-        assert ("keeps the other parameters equal itself" in of.cause) is (told and kept)
-        assert bool(of.suspicious) is (bool(apart) and not (told and kept))
-
 
 def test_an_update_that_was_not_sent_is_that_of_its_owner() -> None:
     def change(of: int, one: LawCheck) -> LawCheck:

@@ -9,7 +9,7 @@ from typing import Any
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.absent_gradients import of_zeros
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
-from moediag.diagnosis.laws.optimizer_checks import Checks, optimizers
+from moediag.diagnosis.laws.optimizer_checks import Checks, long, optimizers
 from moediag.evidence.law_model import (
     NO_GRADIENT,
     LawCheck,
@@ -84,9 +84,7 @@ def parameters_not_initialised(facts: Facts) -> Findings:
     rows = [own.rows("unwritten", line=str, **kinds) for own in every]
     if rows and all(rows):  # else other ranks may send them
         dead = {
-            name
-            for of in facts.of(optimizers)
-            for name in set.intersection(*map(of_zeros, of.values()))
+            name for of in long(facts) for name in set.intersection(*map(of_zeros, of.values()))
         }
         found = [{*names, *(dead & {*zeros})} for ((_, names, zeros), *_) in rows]
         line, names, zeros = rows[0][0]
@@ -95,7 +93,9 @@ def parameters_not_initialised(facts: Facts) -> Findings:
             yield Suspicious(
                 f"Nothing was written into {listed(unwritten)} between to_empty{at_line(line)} and "
                 "the first update, on any rank: they hold what the memory had before. Initialise "
-                "or load all parameters, and compute buffers that are not saved again.",
+                "or load all parameters, and compute buffers that are not saved again."
+                + " Zeros written by way of .data look alike; these have gradients of zeros only."
+                * any(name in dead for name in unwritten),
                 tuple(unwritten),
             )
     firsts = (checks[0] for of in facts.of(optimizers) for checks in of.values())

@@ -213,8 +213,8 @@ class Branch(nn.Module):
         return self.head(x + self.last(self.first(x)))
 
 
-@pytest.mark.parametrize("how", ["none", "data", "all"])
-def test_empty_memory_of_zeros(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(("how", "steps"), [("none", 12), ("none", 2), ("data", 12), ("all", 12)])
+def test_empty_memory_of_zeros(tmp_path: Path, how: str, steps: int) -> None:
     """As a GPU has it. A layer whose zeros were written by way of ``.data`` has gradients."""
     with torch.device("meta"):
         net = Branch()
@@ -229,12 +229,12 @@ def test_empty_memory_of_zeros(tmp_path: Path, how: str) -> None:
     if how == "all":
         net.last.reset_parameters()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for _ in range(12):
+    for _ in range(steps):
         (net(torch.ones(2, 4)) - 1).pow(2).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     found = [one for one in diagnosed(tmp_path).suspicious if "Nothing was written into" in one]
-    assert len(found) == (how == "none")
+    assert len(found) == (how == "none" and steps > 2)
     assert all("into {first,last}.weight between" in one for one in found)
 
 
